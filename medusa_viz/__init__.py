@@ -1,0 +1,1 @@
+"""Medusa-Viz: an interactive visual explorer for Medusa decoding."""

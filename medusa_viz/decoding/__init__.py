@@ -1,0 +1,1 @@
+"""How it decodes: tree, acceptance, the four-phase step, records."""

@@ -1,0 +1,228 @@
+"""Records: what one decoding step was, whole, as plain numbers. Pages, exports and tests read only these.
+
+A record never holds a tensor, so nothing here imports torch. JSON stores columns, not rows: one list per quantity
+with one entry per row of the tree (row 0 is the root), and floats are rounded to what a page can show.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cached_property
+
+import numpy as np
+
+from medusa_viz.decoding.settings import Acceptance
+from medusa_viz.decoding.tree import TreeShape
+
+FORMAT_VERSION = 1
+TEMPERATURES = tuple(round(0.1 * i, 1) for i in range(1, 21))
+"""At these, p and H of every parent can be had from a record alone, exactly: `Step.lse` and `Step.mean_logit`."""
+
+ACCEPTED, SHORTER, BEHIND, REJECTED, UNVERIFIED, UNSEEN, CUT = (
+    "accepted", "shorter", "behind", "rejected", "unverified", "unseen", "cut")
+"""Verdicts. shorter: passed, another path is longer. behind: would pass, behind a rejected node. unseen: the
+sampling walk never looked. cut: accepted, but after an end token or the token limit, so not committed."""
+
+
+class RecordError(ValueError):
+    """A session file that cannot be read; the message is one sentence."""
+
+
+@dataclass(frozen=True)
+class TopTokens:
+    """The likeliest tokens of one distribution, best first: ids and probabilities at temperature 1."""
+
+    ids: list[int]
+    p: list[float]
+
+
+@dataclass(frozen=True)
+class Drafts:
+    """What the heads proposed. Columns per row; the root's own entries are its backbone probability and 1."""
+
+    parent: list[int]
+    rank: list[int]
+    token: list[int]
+    head_p: list[float]
+    path_p: list[float]
+    heads: list[TopTokens]
+    """Per head 1..K its ten likeliest tokens."""
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What the backbone said, before any acceptance rule. Columns per row, None-free: the root's entries are
+    unused zeros. Keys of the dicts are rows that have children, and the row of every leaf, as strings in JSON."""
+
+    logit: list[float]
+    """Per row, the logit of its token at its parent."""
+    rank: list[int]
+    """Per row, the 0-based rank of its token in the backbone's distribution at its parent."""
+    top: dict[int, TopTokens]
+    """Per row, the backbone's ten likeliest next tokens after it."""
+    lse: dict[int, list[float]]
+    """Per parent row, log-sum-exp of z / T at TEMPERATURES."""
+    mean_logit: dict[int, list[float]]
+    """Per parent row, E_T[z] at TEMPERATURES."""
+    next_rank: dict[int, int]
+    """Per row, rank of the backbone's argmax after it in the head of the next depth, or -1 if outside its top ranks
+    (its draft vocabulary may lack it) or if there is no such head."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One acceptance rule applied to a verified tree. Columns per row; entries of the root are unused."""
+
+    settings: Acceptance
+    p: list[float]
+    """Backbone probability of each row's token at its parent, tempered."""
+    entropy: list[float]
+    """Entropy at the parent in nats, at the same temperature."""
+    threshold: list[float]
+    """Typical acceptance: the bound p must exceed; 0 under other rules."""
+    verdict: list[str]
+    accepted: list[int]
+    """Rows of the longest accepted path, root first."""
+    committed: list[int]
+    """Token ids this step commits: those of the accepted rows, cut at an end token or the limit."""
+    next_root: int
+    """Token the backbone wants after the accepted path."""
+    finish: str | None = None
+    """`end`, `length` or `context` when the run ends with this step."""
+
+
+@dataclass(frozen=True)
+class Timings:
+    """Milliseconds, measured. A part not run (yet) is None."""
+
+    propose: float | None = None
+    verify: float | None = None
+    accept: float | None = None
+    commit: float | None = None
+
+    @property
+    def total(self) -> float:
+        return sum(part for part in (self.propose, self.verify, self.accept, self.commit) if part is not None)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step: drafts, verification (None: drawn but not verified), verdict, and what it took."""
+
+    index: int
+    branch: str
+    prefix_length: int
+    drafts: Drafts
+    verification: Verification | None
+    verdict: Verdict | None
+    timings: Timings = field(default_factory=Timings)
+    reused: str = "forward"
+    """How the latest change was answered: `forward`, `logits` (stored logits), `subtree`."""
+    answer_ms: float = 0.0
+    """Milliseconds that answer took."""
+    estimate_ms: float | None = None
+    """Estimated forward time of an unverified tree."""
+
+    @cached_property
+    def shape(self) -> TreeShape:
+        parent = np.asarray(self.drafts.parent, np.int32)
+        depth = np.zeros_like(parent)
+        for row in range(1, len(parent)):
+            depth[row] = depth[parent[row]] + 1
+        return TreeShape(parent, np.asarray(self.drafts.rank, np.int32), depth)
+
+    @property
+    def cache_rows(self) -> int:
+        """Rows the verification wrote to the cache."""
+        return len(self.drafts.parent)
+
+    @property
+    def kept_rows(self) -> int:
+        """Rows that stay in the cache after commit."""
+        return len(self.verdict.committed) if self.verdict else 0
+
+
+@dataclass(frozen=True)
+class Branch:
+    """A line of steps. It shares the first `fork` steps with its parent branch and goes its own way from there."""
+
+    name: str
+    parent: str | None = None
+    fork: int = 0
+    steps: list[Step] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Session:
+    """A recorded session: everything a page needs to show it again without a model."""
+
+    model: str
+    heads: str
+    device: str
+    dtype: str
+    prompt: str
+    prompt_ids: list[int]
+    accuracy: list[list[float]]
+    """K × ranks: a_k(i), the chance that exactly rank i of head k is right."""
+    texts: dict[int, str]
+    """Display text of every token id that occurs."""
+    kinds: dict[int, str]
+    """`special` or `bytes` for ids that are not plain text."""
+    branches: list[Branch]
+    version: int = FORMAT_VERSION
+
+
+def to_json(session: Session) -> str:
+    """Compact JSON; floats rounded to five significant digits (logits and their sums to four decimals)."""
+    return json.dumps(_rounded(asdict(session)), separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+def from_json(text: str) -> Session:
+    """Read a session. Raises RecordError in one sentence for a newer version or anything that is not a session."""
+    try:
+        data = json.loads(text)
+        version = data["version"]
+    except (ValueError, TypeError, KeyError):
+        raise RecordError("This is not a Medusa-Viz session file.") from None
+    if not isinstance(version, int) or version > FORMAT_VERSION:
+        raise RecordError(f"This session was saved by a newer version (format {version}); "
+                          f"this one reads up to {FORMAT_VERSION}.")
+    try:
+        data["branches"] = [_branch(branch) for branch in data["branches"]]
+        data["texts"] = {int(key): value for key, value in data["texts"].items()}
+        data["kinds"] = {int(key): value for key, value in data["kinds"].items()}
+        return Session(**data)
+    except (ValueError, TypeError, KeyError, AttributeError):
+        raise RecordError("This session file is damaged: a part is missing or has the wrong type.") from None
+
+
+def _branch(data: dict) -> Branch:
+    return Branch(**{**data, "steps": [_step(step) for step in data["steps"]]})
+
+
+def _step(data: dict) -> Step:
+    drafts = dict(data["drafts"], heads=[TopTokens(**top) for top in data["drafts"]["heads"]])
+    verification, verdict = data["verification"], data["verdict"]
+    if verification is not None:
+        keyed = {name: {int(row): value for row, value in verification[name].items()}
+                 for name in ("top", "lse", "mean_logit", "next_rank")}
+        keyed["top"] = {row: TopTokens(**top) for row, top in keyed["top"].items()}
+        verification = Verification(**{**verification, **keyed})
+    if verdict is not None:
+        verdict = Verdict(**{**verdict, "settings": Acceptance(**verdict["settings"])})
+    return Step(**{**data, "drafts": Drafts(**drafts), "verification": verification, "verdict": verdict,
+                   "timings": Timings(**data["timings"])})
+
+
+def _rounded(value: object, name: str = "") -> object:
+    if isinstance(value, float):
+        if name in ("logit", "lse", "mean_logit"):
+            return round(value, 4)
+        return float(f"{value:.5g}")
+    if isinstance(value, dict):
+        return {key: _rounded(item, key if isinstance(key, str) else name) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_rounded(item, name) for item in value]
+    return value

@@ -1,0 +1,1 @@
+"""How it is drawn: plain Plotly dicts from records. Never imports torch."""

@@ -1,0 +1,1 @@
+"""What runs: presets, backbone, cache, heads, checkpoints, device, worker."""

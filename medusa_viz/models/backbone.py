@@ -1,0 +1,208 @@
+"""The backbone: any causal LM of transformers that takes a 4-D attention mask and position ids.
+
+`prefill` commits tokens to a TreeCache; `verify` runs a tree's rows behind it. Both return the hidden states that
+the LM head reads (after the final norm) and the logits of the model's own forward, scaling and soft-cap included.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from medusa_viz.models.cache import TreeCache
+from medusa_viz.models.device import Placement
+
+PREFILL_CHUNK = 512  # rows per prefill forward; bounds the mask to PREFILL_CHUNK x prompt
+SELF_CHECK_TOLERANCE = 0.05  # share of the largest logit; a wrong mask or position shifts logits by far more
+CACHE_ARGUMENTS = ("cache", "past_key_values")  # transformers 5.24 renamed the forward's cache argument
+
+
+class BackboneError(ValueError):
+    """A model that cannot be used; the message is one sentence."""
+
+
+@dataclass(frozen=True)
+class Forward:
+    """What one forward gave. hidden [rows, d], logits [rows, V]; prefill returns the last row only."""
+
+    hidden: Tensor
+    logits: Tensor
+
+
+class Backbone:
+    """A frozen causal LM. Stateless: caches and masks belong to the callers. Use it from one thread at a time."""
+
+    def __init__(self, model: PreTrainedModel, placement: Placement, name: str = "") -> None:
+        self.model = model.eval().requires_grad_(False)
+        self.placement = placement
+        self.name = name or model.config.name_or_path or type(model).__name__
+        self.config = model.config.get_text_config()
+        self.layer_kinds = _layer_kinds(model)
+        self.lm_head = model.get_output_embeddings()
+        parameters = inspect.signature(inspect.unwrap(type(model).forward)).parameters
+        self._cache_argument = next((name for name in CACHE_ARGUMENTS if name in parameters), None)
+        if self.lm_head is None or self._cache_argument is None:
+            raise BackboneError(f"{type(model).__name__} is no causal language model with a key-value cache.")
+        self._can_slice = "logits_to_keep" in parameters
+
+    @property
+    def device(self) -> torch.device:
+        return self.lm_head.weight.device
+
+    @property
+    def hidden_size(self) -> int:
+        return self.lm_head.weight.shape[1]
+
+    @property
+    def vocab_size(self) -> int:
+        return self.lm_head.weight.shape[0]
+
+    @property
+    def context(self) -> int:
+        """Most tokens, prompt included, that the positions allow."""
+        return getattr(self.config, "max_position_embeddings", None) or 1 << 20
+
+    @property
+    def end_ids(self) -> frozenset[int]:
+        """Ids that end the text, as the generation config names them; the model config's where it names none."""
+        named = self.model.generation_config.eos_token_id if self.model.generation_config else None
+        named = self.config.eos_token_id if named is None else named
+        return frozenset([named] if isinstance(named, int) else named or [])
+
+    def new_cache(self, capacity: int) -> TreeCache:
+        return TreeCache(self.config.num_hidden_layers, capacity)
+
+    @torch.inference_mode()
+    def prefill(self, ids: Sequence[int], cache: TreeCache, keep: int = 1) -> Forward:
+        """Commit `ids` to the cache; hidden [keep, d] and logits [keep, V] of the last `keep` of them."""
+        if not ids:
+            raise BackboneError("The prompt holds no token; type at least one character.")
+        kept: list[Forward] = []
+        for first in range(0, len(ids), PREFILL_CHUNK):
+            chunk = torch.tensor(ids[first : first + PREFILL_CHUNK], device=self.device)
+            rows = len(chunk)
+            wanted = max(min(rows, rows - (len(ids) - keep - first)), 1)
+            cache.reserve(rows)
+            depth = torch.arange(rows, device=self.device)
+            block = self.additive(torch.ones(rows, rows, dtype=torch.bool, device=self.device).tril())
+            forward = self._forward(chunk, depth, block, cache, keep=wanted)
+            kept.append(Forward(forward.hidden[-wanted:], forward.logits[-wanted:]))
+            cache.length += rows
+        hidden, logits = (torch.cat([getattr(part, name) for part in kept])[-keep:] for name in ("hidden", "logits"))
+        return Forward(hidden, logits)
+
+    @torch.inference_mode()
+    def verify(self, tokens: Tensor, depth: Tensor, block: Tensor, cache: TreeCache) -> Forward:
+        """Run a tree's rows behind the prefix, without committing them.
+
+        tokens [rows] and depth [rows] are int64, block [rows, rows] is additive (`additive` of the tree's mask):
+        which rows see which. Every row sees the whole prefix, as far as a sliding window allows.
+        """
+        cache.reserve(len(tokens))
+        return self._forward(tokens, depth, block, cache)
+
+    def additive(self, mask: Tensor) -> Tensor:
+        """0 where the boolean mask is open, the lowest number where it is closed. A boolean 4-D mask would be added
+        as 0 and 1 by eager attention, silently wrong, so masks are additive everywhere."""
+        lowest = torch.finfo(self.placement.dtype).min
+        return torch.zeros(mask.shape, dtype=self.placement.dtype, device=self.device).masked_fill_(
+            ~mask.to(self.device), lowest)
+
+    def _forward(self, tokens: Tensor, depth: Tensor, block: Tensor, cache: TreeCache, keep: int = 0) -> Forward:
+        positions = depth + cache.length
+        arguments = {
+            "input_ids": tokens[None],
+            "position_ids": positions[None],
+            "attention_mask": self._masks(depth, block, cache.length),
+            self._cache_argument: cache,
+            "use_cache": True,
+        }
+        if keep and self._can_slice:
+            arguments["logits_to_keep"] = keep
+        with _input_of(self.lm_head) as captured:
+            logits = self.model(**arguments).logits
+        return Forward(captured[0][0], logits[0])
+
+    def _masks(self, depth: Tensor, block: Tensor, prefix: int) -> Tensor | dict[str, Tensor]:
+        """4-D additive mask [1, 1, rows, prefix + rows], or one per kind where the model mixes kinds of layers."""
+        kinds = set(self.layer_kinds)
+        masks = {kind: self._mask(depth, block, prefix, kind) for kind in kinds}
+        return masks if len(kinds) > 1 else masks[kinds.pop()]
+
+    def _mask(self, depth: Tensor, block: Tensor, prefix: int, kind: str) -> Tensor:
+        rows = len(depth)
+        mask = block.new_zeros(1, 1, rows, prefix + rows)
+        mask[0, 0, :, prefix:] = block
+        if kind == "sliding_attention":
+            keys = torch.cat([torch.arange(-prefix, 0, device=depth.device), depth])  # positions relative to the root
+            too_far = depth[:, None] - keys[None] >= self.config.sliding_window
+            mask[0, 0].masked_fill_(too_far, torch.finfo(mask.dtype).min)
+        return mask
+
+    def check_trees(self) -> None:
+        """Refuse, before the first token, a model whose logits under a tree mask differ from a plain forward's."""
+        # Root with two children, the second of which has a child: siblings, depth and the prefix all count.
+        ids = [token % self.vocab_size for token in (11, 7, 5, 3, 2, 13)]
+        prefix, root, left, right, below = ids[:2], ids[2], ids[3], ids[4], ids[5]
+        mask = torch.tensor([[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 0, 1, 1]], dtype=torch.bool)
+        tree, plain = self.new_cache(16), self.new_cache(16)
+        try:
+            self.prefill(prefix, tree)
+            tokens = torch.tensor([root, left, right, below], device=self.device)
+            depth = torch.tensor([0, 1, 1, 2], device=self.device)
+            seen = self.verify(tokens, depth, self.additive(mask), tree).logits[3]
+            expected = self.prefill([*prefix, root, right, below], plain).logits[0]
+        except (TypeError, ValueError, KeyError, RuntimeError, AttributeError, IndexError, NotImplementedError) as error:
+            raise BackboneError(f"{self.name} cannot run a tree: {str(error).splitlines()[0]:.160}") from error
+        scale = expected.float().abs().max().clamp_min(1e-6)
+        if not ((seen.float() - expected.float()).abs().max() <= SELF_CHECK_TOLERANCE * scale):
+            raise BackboneError(f"{self.name} does not honour a tree mask: its logits differ from a plain forward's.")
+
+
+def load(source: str | Path, placement: Placement, name: str = "", attention: str | None = None) -> Backbone:
+    """Load a backbone from a folder or hub id, and check that it can run trees. Raises BackboneError."""
+    try:
+        config = AutoConfig.from_pretrained(source)
+        if config.is_encoder_decoder:
+            raise BackboneError(f"{name or source} is an encoder-decoder; Medusa needs a decoder-only language model.")
+        model = AutoModelForCausalLM.from_pretrained(source, dtype=placement.dtype, attn_implementation=attention)
+    except BackboneError:
+        raise
+    except (OSError, ValueError, KeyError) as error:
+        raise BackboneError(f"The model {source} could not be loaded: {str(error).splitlines()[0]:.200}") from error
+    backbone = Backbone(model.to(placement.device), placement, name or str(source))
+    backbone.check_trees()
+    return backbone
+
+
+def _layer_kinds(model: PreTrainedModel) -> tuple[str, ...]:
+    config = model.config.get_text_config()
+    if model.config.is_encoder_decoder:
+        raise BackboneError(f"{type(model).__name__} is an encoder-decoder; Medusa needs a decoder-only model.")
+    kinds = getattr(config, "layer_types", None)
+    if kinds is None:
+        windowed = getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)
+        kinds = ["sliding_attention" if windowed else "full_attention"] * config.num_hidden_layers
+    others = sorted(set(kinds) - {"full_attention", "sliding_attention"})
+    if others:
+        raise BackboneError(f"{type(model).__name__} has {others[0]} layers, whose state cannot hold a tree of "
+                            "candidates; choose a model with attention layers only.")
+    return tuple(kinds)
+
+
+@contextmanager
+def _input_of(module: torch.nn.Module) -> Iterator[list[Tensor]]:
+    """Collects what `module` is fed while the block runs: for the LM head, the state that the heads read too."""
+    captured: list[Tensor] = []
+    handle = module.register_forward_pre_hook(lambda _, inputs: captured.append(inputs[0]))
+    try:
+        yield captured
+    finally:
+        handle.remove()

@@ -1,0 +1,61 @@
+"""Device and dtype, chosen automatically, each with its reason."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class DeviceError(ValueError):
+    """A device or dtype that this machine does not have; the message is one sentence."""
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where the model runs and in which precision."""
+
+    device: torch.device
+    dtype: torch.dtype
+    reason: str
+
+    @property
+    def dtype_name(self) -> str:
+        return next(name for name, dtype in DTYPES.items() if dtype == self.dtype)
+
+    @property
+    def device_name(self) -> str:
+        """Name of the card, or `CPU` with the number of threads."""
+        if self.device.type == "cuda":
+            return torch.cuda.get_device_name(self.device)
+        return f"{self.device.type.upper()}, {torch.get_num_threads()} threads"
+
+
+def choose(device: str = "auto", dtype: str = "auto") -> Placement:
+    """Placement for `device` (auto, cpu, cuda, cuda:0, mps) and `dtype` (auto, fp32, bf16, fp16)."""
+    if dtype != "auto" and dtype not in DTYPES:
+        raise DeviceError(f"dtype {dtype!r} is not known; choose auto, {', '.join(DTYPES)}.")
+    reasons = []
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        reasons.append("a CUDA device is present" if device == "cuda" else "no CUDA device is present")
+    chosen = _device(device)
+    if dtype == "auto":
+        dtype = "bf16" if chosen.type == "cuda" else "fp32"
+        reasons.append("bf16 halves the bytes a CUDA step reads" if dtype == "bf16"
+                       else f"fp32 is exact and {'fastest' if chosen.type == 'cpu' else 'safe'} on {chosen.type}")
+    return Placement(chosen, DTYPES[dtype], "; ".join(reasons) or "as asked")
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise DeviceError(f"device {name!r} is not known; choose auto, cpu, cuda or cuda:1.") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise DeviceError("device cuda was asked for, but torch sees no CUDA device here.")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise DeviceError(f"device {name} was asked for, but there are {torch.cuda.device_count()} CUDA devices.")
+    return device

@@ -1,0 +1,97 @@
+"""Medusa heads: K small residual blocks on the backbone's last hidden state (Medusa paper §2.1.1).
+
+p_t^(k) = softmax(W2 · (h_t + SiLU(W1^(k)·h_t + b^(k)))) predicts the token at t+k+1. W2 is the backbone's LM head
+(shared) or the head's own matrix; a draft vocabulary restricts it to some of its rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class HeadsError(ValueError):
+    """Heads that cannot be used; the message is one sentence."""
+
+
+class MedusaHeads(nn.Module):
+    """Parameters of K heads with L residual layers each.
+
+    weight [L, K, d, d], bias [L, K, d]; output [K, V', d] where heads own their matrices, else None;
+    draft_ids [V'] int64: vocabulary ids of the output rows in rising order, or None for the whole vocabulary.
+    Weights and biases start at zero, so that every head starts as the backbone's LM head.
+    """
+
+    def __init__(self, heads: int, hidden: int, layers: int = 1, draft_ids: Tensor | None = None,
+                 output: Tensor | None = None) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(layers, heads, hidden, hidden))
+        self.bias = nn.Parameter(torch.zeros(layers, heads, hidden))
+        self.output = None if output is None else nn.Parameter(output)
+        self.register_buffer("draft_ids", draft_ids)
+
+    @property
+    def heads(self) -> int:
+        return self.weight.shape[1]
+
+    @property
+    def layers(self) -> int:
+        return self.weight.shape[0]
+
+    @property
+    def hidden_size(self) -> int:
+        return self.weight.shape[2]
+
+    def features(self, hidden: Tensor) -> Tensor:
+        """What each head feeds its output matrix: hidden [rows, d] -> [K, rows, d]."""
+        x = hidden.expand(self.heads, *hidden.shape)
+        for weight, bias in zip(self.weight, self.bias):
+            x = x + F.silu(torch.baddbmm(bias[:, None], x, weight.transpose(1, 2)))
+        return x
+
+
+@dataclass(frozen=True)
+class DraftTokens:
+    """The best tokens of each head, best first: ids and p (at temperature 1) are [K, width]."""
+
+    ids: Tensor
+    p: Tensor
+
+
+class Drafter:
+    """Heads bound to one backbone's LM head, ready to draft. Holds the drafting rows of the LM head once more."""
+
+    def __init__(self, heads: MedusaHeads, lm_head: nn.Module) -> None:
+        weight = lm_head.weight
+        self.module = heads.to(weight.device, weight.dtype).requires_grad_(False)
+        self.heads, ids = heads.heads, heads.draft_ids
+        self.draft_ids = ids
+        if heads.output is not None:
+            self._rows, self._row_bias = heads.output, None
+        else:
+            bias = getattr(lm_head, "bias", None)
+            self._rows = weight if ids is None else weight[ids].contiguous()
+            self._row_bias = bias if bias is None or ids is None else bias[ids]
+
+    @property
+    def choices(self) -> int:
+        """Tokens a head can draft: the size of its vocabulary."""
+        return self._rows.shape[-2]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """hidden [rows, d] -> [K, rows, V'], V' the draft vocabulary."""
+        features = self.module.features(hidden)
+        if self.module.output is not None:
+            return torch.bmm(features, self._rows.transpose(1, 2))
+        return F.linear(features, self._rows, self._row_bias)
+
+    @torch.inference_mode()
+    def top(self, hidden: Tensor, width: int, with_p: bool = False) -> DraftTokens:
+        """The `width` best tokens of every head at one hidden state [1, d]; p only where asked for, else empty."""
+        logits = self.logits(hidden)[:, 0]
+        best = logits.topk(min(width, self.choices), dim=-1)
+        p = (best.values.float() - logits.float().logsumexp(-1, keepdim=True)).exp() if with_p else best.values[:, :0]
+        return DraftTokens(best.indices if self.draft_ids is None else self.draft_ids[best.indices], p)

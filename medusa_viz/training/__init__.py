@@ -1,0 +1,1 @@
+"""Where heads come from: token files, objectives, trainer."""

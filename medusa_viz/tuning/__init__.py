@@ -1,0 +1,1 @@
+"""Which tree: builders that choose a tree shape from measured head accuracies."""

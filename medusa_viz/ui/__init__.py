@@ -1,0 +1,1 @@
+"""How it is used: the page and its sessions. Never imports torch."""

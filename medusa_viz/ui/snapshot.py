@@ -1,0 +1,77 @@
+"""What the page shows at one moment, as plain data: the seam between a live session and its drawing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from medusa_viz.decoding.records import Step
+from medusa_viz.decoding.settings import Acceptance, Walls
+
+
+@dataclass(frozen=True)
+class ModelStatus:
+    """Where the model is. state: `loading`, `ready` or `error`."""
+
+    state: str
+    phase: str = ""
+    """Text key suffix of the loading phase: `import`, `fetch`, `convert`, `load`, `warm`."""
+    fraction: float | None = None
+    detail: str = ""
+    """One sentence: what is going on, or what went wrong and what to do."""
+    title: str = ""
+    """`SmolLM2-135M-Instruct · CPU, 2 threads · fp32` once known."""
+
+
+@dataclass(frozen=True)
+class BranchTab:
+    name: str
+    steps: int
+    fork: int
+
+
+@dataclass(frozen=True)
+class Equality:
+    """Teacher-forced comparison with plain greedy. equal is None while it is not known or not expected."""
+
+    equal: bool | None
+    note: str
+    """Text key suffix: `off`, `not_expected`, `waiting`, `equal`, `tie`, `fault`."""
+    position: int | None = None
+    gap: float | None = None
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Everything a view is built from. Steps are those of the current branch; the last may be pending."""
+
+    model: ModelStatus
+    recorded: bool
+    """The opening recording rather than a live run."""
+    title: str
+    heads_title: str
+    prompt: str
+    prompt_ids: list[int]
+    accuracy: list[list[float]]
+    texts: dict[int, str]
+    kinds: dict[int, str]
+    steps: list[Step]
+    """Each with the verdict it was committed with; the shown step has the one that the knobs give now."""
+    index: int
+    """The step shown, 0-based."""
+    pending: bool
+    """The shown step is the uncommitted tip."""
+    changed: bool
+    """A knob was moved on a committed step: Step would branch here."""
+    finished: str | None
+    """`end`, `length`, `context` once the run is over."""
+    walls: Walls
+    acceptance: Acceptance
+    branch: str
+    branches: list[BranchTab]
+    notice: str = ""
+    """One sentence for the status line: an error, or the place in the queue."""
+    equality: Equality = field(default_factory=lambda: Equality(None, "waiting"))
+    plain_ms: float | None = None
+    """Measured milliseconds of a plain step on this device; None until measured."""
+    knobs_since: int = 0
+    """First step since the knobs last moved."""

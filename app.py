@@ -1,0 +1,45 @@
+"""Medusa-Viz: `python app.py` opens the page at once; the model loads behind it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+
+def main() -> None:
+    options = parse()
+    quiet_network(options)
+    from medusa_viz.ui import page
+    from medusa_viz.ui.host import Sessions
+
+    chosen = {name: getattr(options, name) for name in ("model", "heads", "device", "dtype")}
+    sessions = Sessions({name: value for name, value in chosen.items() if value})
+    demo = page.build(sessions)
+    print(f"Medusa-Viz: http://{options.host}:{options.port}", flush=True)
+    sessions.load_in_background()
+    page.launch(demo, options.host, options.port)
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="An interactive visual explorer for Medusa decoding.")
+    parser.add_argument("--model", default="", help="preset, local folder or Hugging Face id of the backbone")
+    parser.add_argument("--heads", default="", help="folder, file or Hugging Face id of the Medusa heads")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
+    parser.add_argument("--dtype", default="auto", help="auto, fp32, bf16 or fp16")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on; 0.0.0.0 for all")
+    parser.add_argument("--port", type=int, default=7860, help="port to listen on")
+    return parser.parse_args(arguments)
+
+
+def quiet_network(options: argparse.Namespace) -> None:
+    """Before anything imports gradio or a hub client: no request leaves the machine that nobody asked for."""
+    os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
+    os.environ["GRADIO_ANALYTICS_CACHE_FREQUENCY"] = "1000"
+    os.environ["GRADIO_ANALYTICS_MAX_EVENTS"] = "200"
+    os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
+    if not any("/" in name and not os.path.exists(name) for name in (options.model, options.heads)):
+        os.environ["HF_HUB_OFFLINE"] = "1"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+// The Explorer page: everything on it is drawn from one view, which the session answers to every action.
+
+import { frame, translator } from './dom.js';
+import { createControls, drawStatus, playback } from './controls.js';
+import { createKnobs } from './knobs.js';
+import { buildLayout } from './layout.js';
+import { Link } from './link.js';
+import { Motion } from './motion.js';
+import { createOutline } from './outline.js';
+import { createCache, createHeads, createMerits, createVerdict } from './panels.js';
+import { createMask, createTree } from './figures.js';
+import { Selection } from './selection.js';
+import { createText } from './text.js';
+import { installKeys, installTabs, installTheme } from './shell.js';
+
+const ARRIVAL = 3;
+const KEEPS_PHASE = ['knob', 'preset', 'poll', 'verify'];
+
+// Builds the page inside `element`. `session` is {texts, lang, options, act(action, payload), poll(), waiting()}.
+export function mount(element, session) {
+  const app = createApp(element, session);
+  installTheme(app);
+  installTabs(app);
+  installKeys(app);
+  app.root.addEventListener('mv:select', () => select(app));
+  app.act('hello');
+  return { destroy: () => app.link.close() };
+}
+
+function createApp(element, session) {
+  const t = translator(session.texts);
+  const parts = buildLayout(element, t);
+  const app = {
+    root: element, parts, t, options: session.options, view: null, phase: ARRIVAL, playing: null,
+    phone: matchMedia('(max-width: 767px)'), selection: new Selection(element),
+  };
+  element.lang = session.lang;
+  Object.assign(app, playback(app));
+  app.link = new Link(session, {
+    onView: (view, job) => show(app, view, job),
+    onWaiting: (n) => { if (n > 0) parts.status.textContent = t('ui.waiting', { n }); },
+    onError: () => drawStatus(app, { state: 'error', text: t('ui.lost'), notice: '', title: parts.model.textContent, fraction: null }, app.view?.run ?? { banner: '' }),
+    onBusy: (busy) => { element.dataset.busy = String(busy); },
+  });
+  app.act = (action, payload) => app.link.act(action, payload);
+  app.setPhase = (phase) => setPhase(app, phase);
+  app.tree = createTree(app);
+  app.mask = createMask(app);
+  app.motion = new Motion(parts, app.tree.plot);
+  app.knobs = createKnobs(app);
+  app.panels = [createText(app), createControls(app), createOutline(app), createVerdict(app), createHeads(app),
+    createCache(app), createMerits(app), app.knobs, app.mask];
+  return app;
+}
+
+// Draws a view. Data attributes and panels change at once; only the tree's figure may follow a motion.
+async function show(app, view, job) {
+  const before = app.view;
+  app.view = view;
+  drawStatus(app, view.status, view.run);
+  if (!KEEPS_PHASE.includes(job.action)) app.phase = ARRIVAL;
+  app.selection.bind(view.tree.nodes);
+  for (const panel of app.panels) panel.draw(view);
+  phaseChanged(app);
+  select(app);
+  mark(app);
+  const moving = job.action === 'step' && app.motion.wanted(before, view, app.period());
+  if (moving) app.motion.reveal(before, view, (phase) => app.tree.draw(phase), 0.8 * app.period());
+  else {
+    app.motion.skip();
+    await app.tree.draw(app.phase);
+  }
+  await frame();
+  const ms = performance.now() - job.at;
+  app.root.dataset.repaint = ms.toFixed(0);
+  app.knobs.measured(view, ['knob', 'preset'].includes(job.action) ? ms : null);
+  mark(app);
+}
+
+function setPhase(app, phase) {
+  if (!app.view || phase === app.phase) return;
+  app.motion.skip();
+  app.phase = phase;
+  phaseChanged(app);
+  mark(app);
+  app.tree.draw(phase);
+}
+
+function phaseChanged(app) {
+  app.root.dataset.phase = app.phase;
+  for (const panel of app.panels) panel.phase?.();
+}
+
+function select(app) {
+  if (!app.view) return;
+  const { selection, parts } = app;
+  for (const panel of app.panels) panel.select?.();
+  app.tree.select();
+  parts.sentence.textContent = app.phase > 1 || selection.shown.row === 0
+    ? app.view.rows[String(selection.shown.row)]?.sentence ?? '' : app.t('ui.verdict_later');
+  mark(app);
+}
+
+// What is drawn, as attributes: for tests, and for whoever scripts the page.
+function mark(app) {
+  const { view, selection, parts } = app;
+  const data = { step: view.steps.index, nodes: Math.max(0, view.tree.nodes.length - 1), node: selection.row, row: selection.row,
+    path: selection.path, phase: app.phase, stamp: view.stamp };
+  const elements = [app.root, parts.tree, app.tree.plot.plot, parts.mask, app.mask.plot.plot, parts.cache, parts.cacheCells,
+    parts.heads, parts.table];
+  for (const element of elements) Object.assign(element.dataset, data);
+}

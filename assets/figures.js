@@ -1,0 +1,48 @@
+// Tree and mask: Plotly figures that share the selection.
+
+import { maskMarks, Plot, treeMarks } from './plots.js';
+
+export function createTree(app) {
+  const { parts, selection, options } = app;
+  const plot = new Plot(parts.treePlot, {
+    name: 'tree', palette: options.palette.dark,
+    onClick: ({ customdata: target }) => {
+      if (Number.isInteger(target)) selection.select(target);
+      else if (String(target).startsWith('fold:')) app.act('open', { path: selection.nodes.get(Number(target.slice(5))).path });
+      parts.outline.focus({ preventScroll: true });
+    },
+    onHover: (point) => selection.hover(point && Number.isInteger(point.customdata) ? point.customdata : null),
+  });
+  const at = (node) => (node.x === null || node.x === undefined ? null : [node.x, node.y]);
+  return {
+    plot,
+    draw(phase) {
+      const { tree } = app.view;
+      plot.marks = treeMarks(selection, plot.ink, at);
+      return plot.draw(tree.data[phase - 1], tree.figure.layout);
+    },
+    select: () => plot.mark(treeMarks(selection, plot.ink, at)),
+  };
+}
+
+export function createMask(app) {
+  const { parts, selection, options } = app;
+  const rowAt = (point) => (point && selection.nodes.has(point.y) ? point.y : null);
+  const plot = new Plot(parts.maskPlot, {
+    name: 'mask', palette: options.palette.dark,
+    onClick: (point) => {
+      selection.select(rowAt(point));
+      parts.mask.focus({ preventScroll: true });
+    },
+    onHover: (point) => selection.hover(rowAt(point)),
+  });
+  const marks = () => maskMarks(selection, plot.ink, app.view.mask.rows.length, (row) => row);
+  return {
+    plot,
+    draw(view) {
+      plot.marks = marks();
+      plot.draw(view.mask.figure.data, view.mask.figure.layout);
+    },
+    select: () => plot.mark(marks()),
+  };
+}

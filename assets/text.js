@@ -1,0 +1,138 @@
+// The text strip: prompt box, examples, committed and pending chips, branches; and the step slider below.
+
+import { h, replaceTail } from './dom.js';
+
+const DOT_LIMIT = 160;
+const DOT_MAX = 18;
+
+export function createText(app) {
+  const { parts, t } = app;
+  const prompt = parts.prompt;
+
+  const start = () => {
+    app.stop();
+    app.act('start', { prompt: prompt.value });
+  };
+  // Enter sends; while an input method composes, Enter belongs to it.
+  prompt.addEventListener('keydown', (event) => {
+    if (event.key !== 'Enter' || event.shiftKey || event.isComposing || event.keyCode === 229) return;
+    event.preventDefault();
+    if (!parts.start.disabled) start();
+  });
+  prompt.addEventListener('input', () => markEdited());
+  parts.start.addEventListener('click', start);
+  fillExamples(app);
+  parts.pending.addEventListener('mouseover', (event) => hoverChip(app, event.target));
+  parts.pending.addEventListener('mouseleave', () => app.selection.hover(null));
+  parts.pending.addEventListener('click', (event) => {
+    const chip = event.target.closest('[data-path]');
+    if (chip) app.selection.selectPath(chip.dataset.path);
+  });
+  parts.chips.addEventListener('click', (event) => {
+    const chip = event.target.closest('[data-step]');
+    if (chip) app.act('goto', { index: Number(chip.dataset.step) });
+  });
+  parts.slider.addEventListener('input', () => {
+    app.stop();
+    app.act('goto', { index: parts.slider.valueAsNumber });
+  });
+
+  return {
+    draw(view) {
+      const fresh = app.prompt !== view.text.prompt;
+      if (fresh && (app.prompt === undefined || app.prompt === prompt.value || view.text.prompt === prompt.value)) {
+        prompt.value = view.text.prompt;
+      }
+      app.prompt = view.text.prompt;
+      parts.start.disabled = !view.run.can.start;
+      markEdited();
+      drawChips(app, view);
+      drawBranches(app, view);
+      drawSlider(app, view);
+    },
+    select() {
+      const { path } = app.selection;
+      for (const chip of parts.pending.children) {
+        chip.toggleAttribute('data-selected', path !== '' && chip.dataset.path === path);
+        chip.toggleAttribute('data-hovered', chip.dataset.path === app.selection.shown.path && app.selection.preview !== null);
+      }
+    },
+  };
+
+  function markEdited() {
+    const edited = prompt.value !== (app.prompt ?? '');
+    parts.promptNote.textContent = t(edited ? 'ui.prompt_edited' : 'ui.english_note');
+    parts.promptNote.toggleAttribute('data-edited', edited);
+  }
+}
+
+function hoverChip(app, target) {
+  const chip = target.closest('[data-path]');
+  app.selection.hover(chip ? app.selection.byPath.get(chip.dataset.path)?.row ?? null : null);
+}
+
+function fillExamples(app) {
+  const { parts, t, options } = app;
+  parts.examples.append(h('option', { value: '' }, t('ui.examples')));
+  options.examples.forEach((example, index) => parts.examples.append(h('option', { value: index },
+    example.tokens_per_step ? t('ui.example', { text: example.label, value: example.tokens_per_step.toFixed(2) }) : example.label)));
+  parts.examples.addEventListener('change', () => {
+    if (parts.examples.value !== '') parts.prompt.value = options.examples[Number(parts.examples.value)].prompt;
+    parts.examples.value = '';
+    parts.prompt.dispatchEvent(new Event('input'));
+    parts.start.focus();
+  });
+}
+
+function chip(token, extra = {}) {
+  return h('span', { class: `mv-chip mv-${token.k}`, lang: 'und', 'data-source': token.src ?? null, ...extra }, token.t);
+}
+
+function drawChips(app, view) {
+  const { parts, t } = app;
+  const { chips, pending } = view.text;
+  const keys = chips.map((token) => `${token.src}|${token.k}|${token.step}|${token.t}`);
+  replaceTail(parts.chips, keys, (index) => {
+    const token = chips[index];
+    const committed = token.src !== null && Number.isInteger(token.step) && token.step >= 0;
+    return chip(token, committed ? { 'data-step': token.step, title: t('ui.chip_step', { step: token.step + 1 }) } : {});
+  });
+  const pendingKeys = pending.map((token) => `${token.src}|${token.k}|${token.path}|${token.t}`);
+  replaceTail(parts.pending, pendingKeys, (index) => chip(pending[index], { 'data-path': pending[index].path ?? '' }));
+  parts.caret.hidden = pending.length === 0;
+  parts.caret.textContent = t(view.run.pending ? 'ui.pending' : 'ui.committed_here');
+  parts.text.toggleAttribute('data-past', !view.run.pending);
+  parts.text.scrollTop = parts.text.scrollHeight;
+}
+
+function drawBranches(app, view) {
+  const { parts, t } = app;
+  const several = view.run.branches.length > 1;
+  parts.branches.hidden = !several;
+  const keys = view.run.branches.map((branch) => `${branch.name}|${branch.steps}|${branch.name === view.run.branch}`);
+  replaceTail(parts.branches, several ? keys : [], (index) => {
+    const branch = view.run.branches[index];
+    return h('button', { 'aria-pressed': String(branch.name === view.run.branch),
+      title: t('ui.branch_hint', { steps: branch.steps, fork: branch.fork }),
+      onclick: () => app.act('branch', { name: branch.name }) }, branch.name);
+  });
+}
+
+// Dots show what each step committed; above a limit neighbours share one dot (the tallest of them).
+function drawSlider(app, view) {
+  const { parts, t } = app;
+  const { index, count, committed } = view.steps;
+  parts.slider.max = Math.max(0, count - 1);
+  if (!app.link.unsettled || document.activeElement !== parts.slider) parts.slider.value = index;
+  parts.slider.setAttribute('aria-valuetext', t('ui.step_of', { step: count ? index + 1 : 0, count }));
+  parts.slider.disabled = count < 2;
+  parts.stepCount.textContent = t('ui.step_of', { step: count ? index + 1 : 0, count });
+  const stride = Math.max(1, Math.ceil(count / DOT_LIMIT));
+  const most = Math.max(1, ...committed);
+  const groups = Array.from({ length: Math.ceil(count / stride) }, (_, g) =>
+    Math.max(0, ...committed.slice(g * stride, (g + 1) * stride).map((value) => value ?? 0)));
+  parts.dots.style.setProperty('--steps', Math.max(1, groups.length));
+  replaceTail(parts.dots, groups.map((value) => `${value}/${most}`), (g) => h('i',
+    { style: `height:${Math.round(4 + (DOT_MAX - 4) * groups[g] / most)}px` }));
+  [...parts.dots.children].forEach((dot, g) => dot.toggleAttribute('data-current', g === Math.floor(index / stride)));
+}

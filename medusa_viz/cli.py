@@ -1,0 +1,170 @@
+"""Command line: python -m medusa_viz decode | train. Options are made from the settings' own fields."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import fields
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+from medusa_viz.decoding.settings import Acceptance, Limits
+from medusa_viz.models.presets import DEFAULT_PRESET
+
+if TYPE_CHECKING:
+    from medusa_viz.decoding.engine import Engine
+    from medusa_viz.decoding.tree import TreeShape
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command; a foreseen fault is one sentence on standard error and exit status 2."""
+    parser = argparse.ArgumentParser(prog="python -m medusa_viz", description="Medusa decoding, measured and explained.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    _add_decode(commands)
+    _add_train(commands)
+    options = parser.parse_args(arguments)
+    try:
+        return options.run(options) or 0
+    except (ValueError, RuntimeError, OSError) as error:
+        print(f"{parser.prog} {options.command}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+def add_model_options(parser: argparse.ArgumentParser) -> None:
+    """--model, --heads, --device, --dtype: what every command that loads a model takes."""
+    parser.add_argument("--model", default=DEFAULT_PRESET.name, help="preset, folder or hub id (default: %(default)s)")
+    parser.add_argument("--heads", default="", help="folder or .safetensors file of Medusa heads (default: the preset's)")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1 (default: %(default)s)")
+    parser.add_argument("--dtype", default="auto", help="auto, fp32, bf16, fp16 (default: %(default)s)")
+
+
+def add_settings(parser: argparse.ArgumentParser, kind: type, rename: dict[str, str] | None = None) -> None:
+    """One option per field of a settings dataclass."""
+    for f in fields(kind):
+        option = "--" + (rename or {}).get(f.name, f.name).replace("_", "-")
+        parser.add_argument(option, dest=f.name, default=f.default, type=type(f.default), choices=f.metadata["choices"],
+                            help=f"{f.metadata['help']} (default: %(default)s)")
+
+
+def settings_from(options: argparse.Namespace, kind: type) -> object:
+    """The settings dataclass of what was asked for; out of bounds raises SettingsError."""
+    return kind(**{f.name: getattr(options, f.name) for f in fields(kind)})
+
+
+def load_engine(options: argparse.Namespace) -> Engine:
+    """Load model and heads, saying on standard error what goes on."""
+    from medusa_viz.decoding import engine
+
+    engine.quiet_transformers()
+
+    def report(phase: str, fraction: float | None, detail: str) -> None:
+        share = "" if fraction is None else f" {fraction:.0%}"
+        print(f"\r\033[K{phase}{share} {detail}", end="", file=sys.stderr, flush=True)
+
+    chosen = engine.EngineOptions(options.model, options.heads, options.device, options.dtype)
+    loaded = engine.load(chosen, report if sys.stderr.isatty() else engine.silent)
+    print(f"{loaded.title} on {loaded.place} ({loaded.backbone.placement.reason})", file=sys.stderr)
+    for notice in loaded.loaded.report.notices:
+        print(f"note: {notice}", file=sys.stderr)
+    return loaded
+
+
+def tree_from(spec: str, engine: Engine) -> TreeShape:
+    """A tree from a spec (plain, chain:3, dense:3,2,1, sparse:16) or a JSON file of paths, notes on standard error."""
+    from medusa_viz.decoding.tree import TreeError, parse_paths
+    from medusa_viz.tuning.builders import build
+
+    path = Path(spec)
+    if path.suffix != ".json":
+        return build(spec, engine.drafter.heads, engine.accuracy)
+    try:
+        shape, notes = parse_paths(path.read_text())
+    except (OSError, UnicodeDecodeError) as error:
+        raise TreeError(f"The tree file {path} cannot be read ({error}).") from error
+    if shape.height > engine.drafter.heads:
+        notes.append(f"the tree has depth {shape.height}, the model {engine.drafter.heads} heads: "
+                     f"nodes below depth {engine.drafter.heads} are left out")
+        shape = shape.trimmed(engine.drafter.heads)
+    for note in notes:
+        print(f"note: {note}", file=sys.stderr)
+    return shape
+
+
+def _add_decode(commands: argparse._SubParsersAction) -> None:
+    parser = commands.add_parser("decode", help="decode a prompt, stream the text, print the metrics")
+    parser.add_argument("--prompt", required=True)
+    parser.add_argument("--raw", action="store_true", help="continue the text itself, without the chat template")
+    parser.add_argument("--tree", default="sparse:16", help="plain, chain:3, dense:3,2,1, sparse:16 or a JSON file of "
+                        "paths (default: %(default)s)")
+    parser.add_argument("--json", type=Path, help="also write the result to this file")
+    add_model_options(parser)
+    add_settings(parser, Acceptance, {"mode": "accept"})
+    add_settings(parser, Limits)
+    parser.set_defaults(run=_decode)
+
+
+def _decode(options: argparse.Namespace) -> None:
+    settings, limits = settings_from(options, Acceptance), settings_from(options, Limits)
+    from medusa_viz.decoding.check import equals_greedy
+    from medusa_viz.decoding.decoder import decode
+    from medusa_viz.models.text import TextStream
+
+    engine = load_engine(options)
+    shape = tree_from(options.tree, engine)
+    ids = engine.codec.encode_prompt(options.prompt, raw=options.raw)
+    if ids.notice:
+        print(f"note: {ids.notice}", file=sys.stderr)
+    stream, steps = TextStream(engine.codec), []
+    begun = perf_counter()
+    for step in decode(engine.backbone, engine.drafter, ids, shape, settings, limits.max_new_tokens):
+        steps.append(step)
+        print(stream.push(step.tokens), end="", flush=True)
+    seconds = perf_counter() - begun
+    print(stream.finish())
+    tokens = [token for step in steps for token in step.tokens]
+    difference = equals_greedy(engine.backbone, ids, tokens)
+    result = _result(engine, shape, tokens, steps, seconds, difference)
+    _print_metrics(result)
+    if options.json:
+        options.json.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+
+
+def _result(engine: Engine, shape: TreeShape, tokens: list[int], steps: list, seconds: float, difference) -> dict:
+    from dataclasses import asdict
+
+    from medusa_viz.decoding.metrics import measure
+
+    metrics = measure([len(step.tokens) for step in steps], engine.drafter.heads)
+    return {
+        "text": engine.codec.decode(tokens), "token_ids": tokens, "steps": metrics.steps, "tokens": metrics.tokens,
+        "tokens_per_step": metrics.tokens_per_step, "accepted_per_depth": metrics.accepted_per_depth,
+        "seconds": seconds, "tokens_per_second": metrics.tokens / seconds,
+        "equals_greedy": True if difference is None else asdict(difference),
+        "tree_nodes": shape.nodes, "finish_reason": steps[-1].finish if steps else "context",
+        "device": engine.backbone.placement.device_name, "dtype": engine.backbone.placement.dtype_name,
+    }
+
+
+def _print_metrics(result: dict) -> None:
+    equal = result["equals_greedy"]
+    if equal is not True:
+        equal = (f"differs from token {equal['position']} on (top-2 logit gap there {equal['gap']:.2g}"
+                 f"{', a rounding tie' if equal['tie'] else ''})")
+    depths = " ".join(f"{share:.0%}" for share in result["accepted_per_depth"])
+    print(f"\n{result['tokens']} tokens in {result['steps']} steps: {result['tokens_per_step']:.2f} tokens per step "
+          f"(committed tokens / steps), {result['tokens_per_second']:.1f} tokens per second with prefill\n"
+          f"tree {result['tree_nodes']} nodes, drafts accepted at depth 1, 2, …: {depths} of steps\n"
+          f"finished by {result['finish_reason']}; equals plain greedy: {'yes' if equal is True else equal}",
+          file=sys.stderr)
+
+
+def _add_train(commands: argparse._SubParsersAction) -> None:
+    from medusa_viz.training import commands as training
+
+    training.add_parser(commands)
+
+

@@ -1,0 +1,149 @@
+"""The model side of one visitor's session: looks at pending steps, commits them, goes back, branches.
+
+A `Position` is a point between steps; a `Look` is one verified tree there. The cache follows whatever position is
+asked for: what it shares with the tokens it holds stays, the rest is prefilled. All of this runs on the worker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from time import perf_counter
+
+import torch
+from torch import Tensor
+
+from medusa_viz.decoding import decoder, observe
+from medusa_viz.decoding.acceptance import Walk
+from medusa_viz.decoding.check import Difference, GreedyCheck
+from medusa_viz.decoding.engine import Engine
+from medusa_viz.decoding.records import Drafts, Timings, Verification
+from medusa_viz.decoding.settings import Acceptance
+from medusa_viz.decoding.tree import TreeShape
+
+
+@dataclass(frozen=True)
+class Position:
+    """A point between steps: the committed tokens, the hidden state of the last one, and the root that follows."""
+
+    ids: tuple[int, ...]
+    hidden: Tensor
+    root: int
+    root_p: float
+
+
+@dataclass(frozen=True)
+class Look:
+    """One verified tree at a position. Only the newest look of a session still has its logits and cache rows."""
+
+    position: Position
+    shape: TreeShape
+    drafts: Drafts
+    verification: Verification
+    timings: Timings
+
+
+class LiveRun:
+    """One session's cache and what it holds."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.cache = engine.backbone.new_cache(256)
+        self.ids: tuple[int, ...] = ()
+        self._look: Look | None = None  # the look whose rows lie behind the prefix
+        self._forward = None
+        self._check: GreedyCheck | None = None
+        self._checked: tuple[int, ...] = ()
+
+    def open(self, ids: Sequence[int], settings: Acceptance) -> Position:
+        """Prefill a prompt from nothing."""
+        ids = tuple(ids)
+        self._look, self.ids = None, ()
+        self.cache.truncate(0)
+        forward = self.engine.backbone.prefill(ids, self.cache)
+        self.ids = ids
+        root = decoder.next_token(forward.logits[0], settings, len(ids))
+        return Position(ids, forward.hidden, root, _p(forward.logits[0], root))
+
+    def look(self, position: Position, shape: TreeShape, settings: Acceptance) -> Look:
+        """Propose and verify a tree at a position, and read off what a page shows of it."""
+        engine = self.engine
+        self._align(position.ids)
+        plan = decoder.plan(shape, engine.backbone, engine.drafter)
+        state = decoder.DecodingState(self.cache, position.hidden, position.root)
+        marks = [perf_counter()]
+        candidates = decoder.propose(engine.drafter, state, plan, width=observe.TOP)
+        marks.append(perf_counter())
+        forward = decoder.verify(engine.backbone, state, plan, candidates)
+        _settle(engine)
+        marks.append(perf_counter())
+        decoder.accept(forward, state, plan, candidates, settings)
+        marks.append(perf_counter())
+        ranks = observe.rank_tables(engine.drafter, position.hidden, engine.backbone.vocab_size)
+        look = Look(position, shape, observe.drafts(shape, candidates, position.root_p),
+                    observe.verification(shape, candidates, forward, *ranks),
+                    Timings(*((b - a) * 1e3 for a, b in zip(marks, marks[1:]))))
+        self._look, self._forward = look, forward
+        return look
+
+    def walk(self, look: Look, shape: TreeShape, rows: Sequence[int], settings: Acceptance) -> tuple[Walk, Look]:
+        """A sampling walk over a tree whose rows are `rows` of the look. Needs full logits: a look that no longer
+        has them is verified once more and returned anew."""
+        if self._look is not look:
+            look = self.look(look.position, look.shape, settings)
+        logits = self._forward.logits[list(rows)]
+        tokens = [look.drafts.token[row] for row in rows]
+        return decoder.sampling_walk(logits, shape, tokens, settings, len(look.position.ids)), look
+
+    def advance(self, look: Look, rows: Sequence[int], committed: Sequence[int], next_root: int
+                ) -> tuple[Position, float]:
+        """Commit rows of a look (those of the tokens `committed`); returns the position behind and the milliseconds."""
+        ids = look.position.ids + tuple(committed)
+        next_p = _known_p(look.verification, rows[-1], next_root)
+        begun = perf_counter()
+        if self._look is look and self.ids == look.position.ids:
+            forward, accepted = self._forward, decoder.Accepted(list(rows), list(committed), next_root)
+            state = decoder.DecodingState(self.cache, look.position.hidden, look.position.root)
+            decoder.commit(state, forward, accepted)
+            hidden, self.ids = state.hidden.clone(), ids
+            if next_p is None:
+                next_p = _p(forward.logits[rows[-1]], next_root)
+        else:
+            hidden = self._align(ids)
+        _settle(self.engine)
+        self._look = self._forward = None
+        return Position(ids, hidden, next_root, next_p or 0.0), (perf_counter() - begun) * 1e3
+
+    def check_greedy(self, prompt: Sequence[int], new: Sequence[int]) -> Difference | None:
+        """Would plain greedy have written `new` after `prompt`? Follows a growing text without starting over."""
+        known = len(self._checked) - len(prompt)
+        if self._check is None or self._checked != (*prompt, *new)[: len(self._checked)] or known < 0:
+            self._check, known = GreedyCheck(self.engine.backbone, prompt), 0
+        self._checked = (*prompt, *new)
+        return self._check.push(list(new)[known:])
+
+    def _align(self, ids: tuple[int, ...]) -> Tensor | None:
+        """Make the cache hold exactly `ids`; the hidden state of the last one if it was computed for that."""
+        if ids == self.ids:
+            return None
+        shared = next((i for i, (a, b) in enumerate(zip(ids, self.ids)) if a != b), min(len(ids), len(self.ids)))
+        self._look = self._forward = None
+        self.cache.truncate(min(shared, len(ids) - 1))
+        self.ids = ids[: self.cache.length]
+        forward = self.engine.backbone.prefill(ids[self.cache.length :], self.cache)
+        self.ids = ids
+        return forward.hidden
+
+
+def _p(logits: Tensor, token: int) -> float:
+    return float(logits.float().log_softmax(-1)[token].exp())
+
+
+def _known_p(verification: Verification, row: int, token: int) -> float | None:
+    top = verification.top[row]
+    return top.p[top.ids.index(token)] if token in top.ids else None
+
+
+def _settle(engine: Engine) -> None:
+    if engine.backbone.device.type == "cuda":
+        torch.cuda.synchronize(engine.backbone.device)

@@ -1,0 +1,266 @@
+"""The tree-attention mask as a Plotly dict: rows look, columns are seen.
+
+Cell (column j, row i) stands at x = j, y = i. Left of the cells stand the prefix block, which every row sees, and the
+row labels. Up to 24 rows every open cell has a glyph, up to 64 cells are plain; above that the cells are a max-pooled
+image, worked out from the ancestors without ever building the n x n matrix.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from PIL import Image
+
+from medusa_viz.decoding.tree import TreeShape
+from medusa_viz.figures import palette, tokens
+from medusa_viz.figures.texts import Texts
+
+GLYPHS_UP_TO, CELLS_UP_TO = 24, 64
+WIDTH, HEIGHT = 472, 280
+"""Pixels that sizes are worked out for."""
+CLOSED, ANCESTOR, SELF = 0, 1, 2
+_LABELS, _PREFIX = 118, 64  # pixels left of the cells
+_TOP, _BOTTOM = 30, 18  # pixels: brackets over the columns, the caption under them
+_CELL = 20  # pixels at most
+_POOLED = 256  # pixels of the overview at most
+_LABEL_COLUMNS = 9
+
+
+@dataclass(frozen=True)
+class MaskDrawing:
+    """What is drawn; sequences have one entry per row. Texts are the model's own, not escaped."""
+
+    shape: TreeShape
+    texts: Sequence[str]
+    prefix: int
+    """Tokens before the root."""
+    kept: frozenset[int]
+    """Rows that are committed; empty before verification."""
+    bands: Sequence[str]
+    """Title of each depth's columns."""
+    lang: str = "en"
+
+
+@dataclass(frozen=True)
+class _Scale:
+    """Pixels per cell, and the x axis in cells."""
+
+    cell_x: float
+    cell_y: float
+    left: float
+    prefix: float
+    right: float
+    bottom: float
+
+    @property
+    def prefix_span(self) -> tuple[float, float]:
+        return -0.5 - self.prefix, -0.5
+
+
+def _scale(rows: int) -> _Scale:
+    room_x, room_y = WIDTH - _LABELS - _PREFIX - 8, HEIGHT - _TOP - _BOTTOM
+    cell_x, cell_y = min(_CELL, room_x / rows), min(_CELL, room_y / rows)
+    return _Scale(cell_x, cell_y, -0.5 - (_PREFIX + _LABELS) / cell_x, _PREFIX / cell_x,
+                  -0.5 + room_x / cell_x + 6 / cell_x, -0.5 + room_y / cell_y)
+
+
+def kind(rows: int) -> str:
+    """How the cells are drawn: `glyph`, `cells` or `overview`."""
+    return "glyph" if rows <= GLYPHS_UP_TO else "cells" if rows <= CELLS_UP_TO else "overview"
+
+
+def prefix_span(rows: int) -> tuple[float, float]:
+    """Where the prefix block stands on the x axis."""
+    return _scale(rows).prefix_span
+
+
+def figure(drawing: MaskDrawing, t: Texts) -> dict:
+    """Plotly dict {layout, data}."""
+    rows = drawing.shape.nodes + 1
+    scale = _scale(rows)
+    cells = _overview(drawing.shape) if kind(rows) == "overview" else _heatmap(drawing, t)
+    return {"data": [_prefix_block(drawing, scale, t), _ground(rows), cells, _lines(drawing, scale),
+                     _kept_bars(drawing, scale)],
+            "layout": _layout(drawing, scale, t)}
+
+
+def _layout(drawing: MaskDrawing, scale: _Scale, t: Texts) -> dict:
+    rows = drawing.shape.nodes + 1
+    font = {"family": palette.sans(drawing.lang), "size": 11, "color": palette.INK}
+    axis = {"autorange": False, "zeroline": False, "showgrid": False, "ticks": "", "fixedrange": False}
+    labelled = _labelled_rows(drawing, scale)
+    return {
+        "margin": {"l": 0, "r": 0, "t": _TOP, "b": _BOTTOM},
+        "paper_bgcolor": "rgba(0,0,0,0)", "plot_bgcolor": "rgba(0,0,0,0)", "font": font,
+        "xaxis": {**axis, "range": [round(scale.left, 3), round(scale.right, 3)], "showticklabels": False,
+                  "constrain": "range"},
+        "yaxis": {**axis, "range": [round(scale.bottom, 3), -0.5], "scaleanchor": False,
+                  "tickmode": "array", "tickvals": labelled, "ticktext": [_row_label(drawing, row) for row in labelled],
+                  "ticklabelposition": "inside", "tickfont": {**font, "family": palette.mono(drawing.lang)}},
+        "showlegend": False, "hovermode": "closest", "dragmode": "pan", "bargap": 0,
+        "hoverlabel": {"bgcolor": palette.GROUND, "bordercolor": palette.LINE, "align": "left", "font": font},
+        "uirevision": "mask",
+        "annotations": [*_band_titles(drawing, scale, font), *_prefix_titles(drawing, scale, font, t),
+                        _caption(font, t)],
+    }
+
+
+def _labelled_rows(drawing: MaskDrawing, scale: _Scale) -> list[int]:
+    """Rows with room for a label of 10 pixels: kept rows first, then the first of each depth, then the others."""
+    rows = drawing.shape.nodes + 1
+    apart = max(1, int(np.ceil(10 / scale.cell_y)))
+    if apart == 1:
+        return list(range(rows))
+    firsts = np.searchsorted(drawing.shape.depth, np.arange(drawing.shape.height + 1)).tolist()
+    taken = np.zeros(rows, bool)
+    chosen = []
+    for row in (*sorted(drawing.kept), *firsts, *range(rows)):
+        if not taken[row]:
+            chosen.append(row)
+            taken[max(0, row - apart + 1): row + apart] = True
+    return sorted(chosen)
+
+
+def _row_label(drawing: MaskDrawing, row: int) -> str:
+    """Position id, row number, token: fixed columns, since siblings share a position and tokens repeat."""
+    text = tokens.shortened(tokens.visible(drawing.texts[row]), _LABEL_COLUMNS)
+    return f"{drawing.prefix + int(drawing.shape.depth[row])} {row:>2} {tokens.escaped(text)}"
+
+
+def _band_titles(drawing: MaskDrawing, scale: _Scale, font: dict) -> list[dict]:
+    """Titles over the columns of each depth; left out where they have no room."""
+    edges = np.searchsorted(drawing.shape.depth, np.arange(drawing.shape.height + 2)).tolist()
+    titles, free = [], -np.inf
+    for depth, title in enumerate(drawing.bands[: drawing.shape.height + 1]):
+        middle, wide = (edges[depth] + edges[depth + 1] - 1) / 2, len(title) * 6 / scale.cell_x
+        if middle - wide / 2 < free:
+            title, wide = str(depth), 8 / scale.cell_x
+        if middle - wide / 2 < free:
+            continue
+        free = middle + wide / 2
+        titles.append({"x": middle, "y": 1, "xref": "x", "yref": "paper", "yanchor": "bottom", "yshift": 7,
+                       "showarrow": False, "text": title, "font": font})
+    return titles
+
+
+def _prefix_titles(drawing: MaskDrawing, scale: _Scale, font: dict, t: Texts) -> list[dict]:
+    middle = sum(scale.prefix_span) / 2
+    title = {"x": middle, "y": 1, "xref": "x", "yref": "paper", "yanchor": "bottom", "yshift": 1, "showarrow": False,
+             "text": t("fig.mask.prefix", n=drawing.prefix), "font": font}
+    columns = {**title, "x": scale.left, "xanchor": "left", "xshift": 4, "text": t("fig.mask.columns"),
+               "font": {**font, "color": palette.INK_2}}
+    return [title, columns]
+
+
+def _caption(font: dict, t: Texts) -> dict:
+    return {"x": 1, "y": 0, "xref": "paper", "yref": "paper", "xanchor": "right", "yanchor": "top", "xshift": -4,
+            "showarrow": False, "text": t("fig.mask.caption"), "font": {**font, "color": palette.INK_2}}
+
+
+def _prefix_block(drawing: MaskDrawing, scale: _Scale, t: Texts) -> dict:
+    rows = drawing.shape.nodes + 1
+    return {
+        "type": "bar", "orientation": "h", "name": "prefix", "x": [round(scale.prefix, 3)],
+        "base": [round(scale.prefix_span[0], 3)], "y": [(rows - 1) / 2], "width": [rows],
+        "marker": {"color": palette.LINE, "line": {"width": 0},
+                   "pattern": {"shape": "/", "fgcolor": palette.MASK_ANCESTOR, "bgcolor": palette.LINE, "size": 7,
+                               "solidity": 0.15}},
+        "hoverinfo": "text", "hovertext": [t("fig.mask.prefix_all", n=drawing.prefix)],
+    }
+
+
+def _heatmap(drawing: MaskDrawing, t: Texts) -> dict:
+    shape = drawing.shape
+    z = shape.mask.astype(np.int8) + np.eye(len(shape.parent), dtype=np.int8)
+    glyphs = len(z) <= GLYPHS_UP_TO
+    steps = (palette.GROUND, palette.MASK_ANCESTOR, palette.MASK_SELF)
+    trace = {
+        "type": "heatmap", "name": "mask", "z": z.tolist(), "zmin": CLOSED, "zmax": SELF, "showscale": False,
+        "colorscale": [[edge, color] for i, color in enumerate(steps) for edge in (i / 3, (i + 1) / 3)],
+        "xgap": 1, "ygap": 1, "hoverinfo": "text", "hovertext": _hover(drawing, z, closed_too=glyphs, t=t),
+        "hoverongaps": False,
+    }
+    if glyphs:
+        trace["text"] = [["✓" if cell else "" for cell in row] for row in z.tolist()]
+        trace["texttemplate"] = "%{text}"
+        trace["textfont"] = {"color": palette.GROUND, "size": 10}
+    return trace
+
+
+def _hover(drawing: MaskDrawing, z: np.ndarray, closed_too: bool, t: Texts) -> list[list[str]]:
+    """One sentence per cell; on larger masks for open cells only, to keep the page small."""
+    names = [tokens.escaped(tokens.quoted(text)) for text in drawing.texts]
+    says = {CLOSED: "fig.mask.closed", ANCESTOR: "fig.mask.ancestor", SELF: "fig.mask.self"}
+    return [["" if cell == CLOSED and not closed_too else t(_reason(drawing.shape, row, column, says[cell]),
+                                                          row=names[row], column=names[column])
+             for column, cell in enumerate(cells)] for row, cells in enumerate(z.tolist())]
+
+
+def _reason(shape: TreeShape, row: int, column: int, key: str) -> str:
+    """Closed cells: the column is a rival for the same place, lies on another path, or comes later on this one."""
+    if key != "fig.mask.closed":
+        return key
+    depths = int(shape.depth[row]), int(shape.depth[column])
+    return "fig.mask.rival" if depths[0] == depths[1] else "fig.mask.later" if depths[0] < depths[1] else key
+
+
+def _ground(rows: int) -> dict:
+    """Behind the cells: what shows through the gaps is the grid."""
+    end = rows - 0.5
+    return {"type": "scatter", "mode": "none", "name": "grid", "x": [-0.5, end, end, -0.5], "y": [-0.5, -0.5, end, end],
+            "fill": "toself", "fillcolor": palette.GRID, "hoverinfo": "skip"}
+
+
+def _lines(drawing: MaskDrawing, scale: _Scale) -> dict:
+    """Grid between the bands of depth, and a bracket over each."""
+    edges = np.searchsorted(drawing.shape.depth, np.arange(drawing.shape.height + 2)) - 0.5
+    last = float(edges[-1])
+    xs: list = []
+    ys: list = []
+    for edge in edges.tolist():
+        xs += [edge, edge, None, scale.prefix_span[0], last, None]
+        ys += [-0.5, last, None, edge, edge, None]
+    return {"type": "scatter", "mode": "lines", "name": "bands", "x": xs, "y": ys, "hoverinfo": "skip",
+            "line": {"color": palette.LINE, "width": 1}, "cliponaxis": False}
+
+
+def _kept_bars(drawing: MaskDrawing, scale: _Scale) -> dict:
+    """A bar at the margin of every kept row and over every kept column."""
+    xs: list = []
+    ys: list = []
+    left, top = scale.prefix_span[0] - 4 / scale.cell_x, -0.5 - 3 / scale.cell_y
+    for row in sorted(drawing.kept):
+        xs += [left, left, None, row - 0.5, row + 0.5, None]
+        ys += [row - 0.5, row + 0.5, None, top, top, None]
+    return {"type": "scatter", "mode": "lines", "name": "kept", "x": xs, "y": ys, "hoverinfo": "skip",
+            "line": {"color": palette.ACCEPTED, "width": 3}, "cliponaxis": False}
+
+
+def _overview(shape: TreeShape) -> dict:
+    """The cells as an image. A pixel is open where any cell under it is, so thin lines never vanish."""
+    rows = shape.nodes + 1
+    pixels = min(rows, _POOLED)
+    bins = np.arange(rows) * pixels // rows
+    image = np.zeros((pixels, pixels), np.uint8)
+    ancestor = shape.parent
+    while (open_ := ancestor >= 0).any():
+        image[bins[open_], bins[ancestor[open_]]] = ANCESTOR
+        ancestor = np.where(open_, shape.parent[ancestor], -1)
+    image[bins, bins] = SELF
+    size = rows / pixels
+    return {"type": "image", "name": "mask", "source": _png(image), "x0": -0.5 + size / 2, "dx": size,
+            "y0": -0.5 + size / 2, "dy": size, "hoverinfo": "skip"}
+
+
+def _png(image: np.ndarray) -> str:
+    """As a data URI. Closed cells are transparent and the two colours read on either ground, since the page cannot
+    recolour an image when the theme changes."""
+    picture = Image.fromarray(image, mode="P")
+    picture.putpalette(bytes.fromhex("".join(color[1:] for color in palette.OVERVIEW)))
+    buffer = io.BytesIO()
+    picture.save(buffer, "PNG", bits=2, transparency=CLOSED)
+    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()

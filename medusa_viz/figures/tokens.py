@@ -1,0 +1,71 @@
+"""Tokens as they are drawn: whitespace made visible, and text of the model never markup.
+
+Plotly reads label and hover strings as pseudo-HTML and, where MathJax is about, dollars as maths. `escaped` is the
+one function through which text of the model enters a figure.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+
+_MARKS = {" ": "␠", "\n": "⏎", "\r": "␍", "\t": "⇥"}
+_ESCAPES = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "$": "&#36;"}
+
+
+def escaped(text: str) -> str:
+    """Text for a Plotly label or hover string, shown literally."""
+    return "".join(_ESCAPES.get(character, character) for character in text)
+
+
+def _mark(character: str) -> str:
+    if character in _MARKS:
+        return _MARKS[character]
+    # Controls, odd spaces, format and unassigned characters would be invisible or move their neighbours.
+    return f"<U+{ord(character):04X}>" if unicodedata.category(character)[0] in "CZ" else character
+
+
+def visible(text: str) -> str:
+    """Every space and control character by a mark; never empty. Text that is marked already stays as it is."""
+    return "".join(map(_mark, text)) or "∅"
+
+
+def spaced(text: str) -> str:
+    """As `visible`, but one space before visible text is a space: a chip or quotation marks show it by its width."""
+    shown = visible(text)
+    return " " + shown[1:] if shown[0] == "␠" and shown[1:2] not in ("", *_MARKS.values()) else shown
+
+
+def quoted(text: str) -> str:
+    """Inside a sentence, in straight quotes."""
+    return f"'{spaced(text)}'"
+
+
+def width(text: str) -> int:
+    """Columns the text takes in a monospaced font: wide East Asian characters and emoji take two."""
+    return sum(0 if unicodedata.combining(character) else 1 + (unicodedata.east_asian_width(character) in "WF")
+               for character in text)
+
+
+def shortened(text: str, columns: int) -> str:
+    """The text cut to `columns` of a monospaced font, with an ellipsis where something was cut."""
+    if width(text) <= columns:
+        return text
+    room, kept = columns - 1, ""
+    for character in text:
+        room -= width(character)
+        if room < 0:
+            break
+        kept += character
+    return kept + "…"
+
+
+def wrapped(sentence: str, columns: int = 64) -> list[str]:
+    """Lines of about `columns` characters, broken at spaces."""
+    lines, line = [], ""
+    for word in sentence.split(" "):
+        if line and len(line) + 1 + len(word) > columns:
+            lines.append(line)
+            line = word
+        else:
+            line = f"{line} {word}" if line else word
+    return [*lines, line]

@@ -1,0 +1,125 @@
+"""The model card of a heads folder, written from the facts of the run and its scores."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from medusa_viz.models.checkpoints import HeadsConfig
+from medusa_viz.training.data import HELD_OUT, TRAIN, Replies
+from medusa_viz.training.evaluate import Scores
+
+NO_SCORES = "No reply was held out, or training stopped early: nothing was measured."
+
+
+def model_card(config: HeadsConfig, scores: dict[str, Scores], replies: Replies, log: list[dict]) -> str:
+    """Markdown. `log` holds the lines of the training log."""
+    parts = [_head(config), _data(config, replies), _recipe(config), _scores(scores), _curve(log), _limits(config)]
+    return "\n".join(parts) + "\n"
+
+
+def _head(config: HeadsConfig) -> str:
+    trained = config.trained
+    return f"""# Medusa heads for {config.base_model_name_or_path}
+
+{config.medusa_num_heads} Medusa-1 heads with {config.medusa_num_layers} residual layer(s) each over a frozen backbone \
+of width {config.hidden_size}. The heads share the backbone's LM head and draft from {trained["draft_rows"]:,} of its \
+{config.vocab_size:,} rows. Head k at position t predicts the token at t+k+1. Verification by the backbone keeps the \
+full vocabulary, so the text is the backbone's own whatever the heads draft.
+
+Weights in fp16, `{{head}}.{{layer}}.linear.weight|bias` with heads from 0, and `draft_vocabulary`, the ids of the rows.
+"""
+
+
+def _data(config: HeadsConfig, replies: Replies) -> str:
+    counts = [("training", replies.split == TRAIN), ("held out", replies.split == HELD_OUT)]
+    reply_tokens = np.diff(replies.offsets) - replies.reply_start
+    rows = [[kind] + [f"{reply_tokens[(replies.kind == i) & chosen].sum():,} in {((replies.kind == i) & chosen).sum():,}"
+                      for _, chosen in counts] for i, kind in enumerate(replies.kinds)]
+    temperatures = ", ".join(f"{t:.1f} ({int((np.isclose(replies.temperature, t, atol=0.01) & (replies.split == TRAIN)).sum()):,} replies)"
+                             for t in sorted({round(float(t), 1) for t in replies.temperature}))
+    return f"""## Data
+
+`{replies.name}` (fingerprint {config.trained["data_fingerprint"]}): replies that the backbone wrote itself \
+(self-distillation). Split by prompt. Temperatures in the training part, 0 = greedy: {temperatures}.
+
+{_table(["kind of prompt", "reply tokens in replies, training", "held out"], rows)}
+
+The text is the output of {config.base_model_name_or_path}; that model's licence (Apache-2.0 for SmolLM2) covers heads \
+derived from it.
+"""
+
+
+def _recipe(config: HeadsConfig) -> str:
+    t = config.trained
+    facts = [
+        ("objective", f"Σ 0.8^k · L_k; L_k: mean cross entropy of head k over its own labels, {1 - t['distill']:g} on the "
+                      f"token that came and {t['distill']:g} on the backbone's own distribution there"),
+        ("labels", "prompts and replies" if t["whole_text"] else "reply tokens only"),
+        ("labels per head", ", ".join(f"{n:,}" for n in t["labels_per_head"])),
+        ("draft vocabulary", f"{t['draft_rows']:,} rows: the most frequent reply tokens and all single bytes; holds "
+                             f"{t['draft_coverage']:.1%} of the training targets, the others give no label"),
+        ("optimiser", f"AdamW, peak learning rate {t['lr']:g}, {t['warmup']} warm-up steps, cosine to 0, weight decay "
+                      f"{t['weight_decay']:g}, gradient norm at most {t['clip']:g}"),
+        ("length", f"{t.get('passes_done', 0)} of {t['passes']} passes over {t['positions']:,} positions, "
+                   f"{t['batch']:,} a step, {t['steps']:,} steps in all"),
+        ("time", f"{t['seconds'] / 60:.0f} minutes of optimiser steps on {t['device']} ({t['matrix_precision']} matrix "
+                 f"products); torch {t['torch']}; {t['date']}"),
+    ]
+    return f"## Recipe\n\n{_table(['', ''], facts)}\n\n```\n{t['command']}\n```\n"
+
+
+def _scores(scores: dict[str, Scores]) -> str:
+    if not scores:
+        return f"## Held-out scores\n\n{NO_SCORES}\n"
+    text = ["## Held-out scores", "",
+            "Share of a head's own scorable positions where one of its first n tokens is right. A target outside the "
+            "draft vocabulary counts as a miss.", ""]
+    for score in scores.values():
+        rows = [[k, f"{score.positions[k - 1]:,}"] + [f"{sum(row[:n]):.3f}" for n in range(1, len(row) + 1)]
+                for k, row in enumerate(score.accuracy, start=1)]
+        text += [f"**{score.name}** ({score.replies} replies)", "",
+                 _table(["head", "positions", *(f"top-{n}" for n in range(1, 11))], rows), ""]
+    replayed = [score for score in scores.values() if score.tokens_per_step]
+    if replayed:
+        nodes = list(replayed[0].tokens_per_step)
+        text += ["Replayed tokens per step, greedy replies (committed tokens / steps, the root counted; sparse trees "
+                 "built from the shipped accuracy table, which stems from these same replies):", "",
+                 _table(["nodes", *map(str, nodes)],
+                        [[s.name, *(f"{s.tokens_per_step[n]:.3f}" for n in nodes)] for s in replayed]), ""]
+    return "\n".join(text)
+
+
+def _curve(log: list[dict]) -> str:
+    """Per pass: the mean logged training loss and the held-out scores."""
+    rows, losses = [], []
+    for line in log:
+        if "total" in line:
+            losses.append(line["total"])
+        elif "pass" in line:
+            judged = line.get("held_out", {})
+            judged = judged.get("all, greedy") or judged.get("all")
+            scores = ["–"] * 3 if judged is None else [
+                " ".join(f"{row[0]:.3f}" for row in judged["accuracy"]),
+                *(f"{judged['tokens_per_step'].get(n, float('nan')):.3f}" for n in ("15", "63"))]
+            rows.append([line["pass"], f"{np.mean(losses):.3f}" if losses else "–", *scores])
+            losses = []
+    header = ["pass", "training loss", "held-out top-1, heads in order", "tokens per step, 15 nodes", "63 nodes"]
+    return f"## Learning curve\n\n{_table(header, rows)}\n"
+
+
+def _limits(config: HeadsConfig) -> str:
+    return f"""## Limits
+
+- Made for {config.base_model_name_or_path} alone; on another backbone the heads draft noise.
+- The held-out replies come from the same sources as the training data; on other questions the heads do worse.
+- Tokens outside the draft vocabulary are never drafted; such places cost a plain step.
+- The heads were trained with stored hidden states; a sampled text at a high temperature is drafted worse than a greedy one.
+"""
+
+
+def _table(header: Iterable[object], rows: Iterable[Iterable[object]]) -> str:
+    lines = [list(map(str, header)), *(list(map(str, row)) for row in rows)]
+    lines.insert(1, ["---"] * len(lines[0]))
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)

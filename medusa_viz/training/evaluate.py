@@ -1,0 +1,127 @@
+"""How good heads are on held-out replies: accuracy per rank, and tokens per step of replayed trees."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from medusa_viz.decoding.settings import MAX_RANKS
+from medusa_viz.models.heads import MedusaHeads
+from medusa_viz.training.data import SELF_SYNTHESISED, Replies
+from medusa_viz.training.objectives import OutputRows
+from medusa_viz.tuning.builders import sparse
+from medusa_viz.tuning.replay import NOT_RANKED, RankTable, replay
+
+REPLAYED_NODES = (3, 7, 15, 63)
+WRITTEN = "written prompts"
+CHUNK = 1024  # positions ranked at once
+
+
+@dataclass(frozen=True)
+class Scores:
+    """One group of held-out replies.
+
+    positions[k]: head k's scorable positions; accuracy[k][i]: share of them where exactly rank i is right; a target
+    outside the draft vocabulary counts as a miss. tokens_per_step: by number of nodes as text (it goes into JSON), greedy
+    replies only.
+    """
+
+    name: str
+    replies: int
+    positions: list[int]
+    accuracy: list[list[float]]
+    tokens_per_step: dict[str, float]
+
+    def top(self, n: int) -> list[float]:
+        """Per head, the share of positions where one of the first n ranks is right."""
+        return [sum(row[:n]) for row in self.accuracy]
+
+
+@torch.inference_mode()
+def rank_table(module: MedusaHeads, rows: OutputRows, hidden: np.ndarray, replies: Replies,
+               top: int = MAX_RANKS) -> RankTable:
+    """Rank of every reply token under every head, from the hidden states [N, d] of `replies`."""
+    first = replies.offsets[:-1] + np.maximum(replies.reply_start, 1) - 1  # the first step drafts at the last prompt token
+    lengths = np.maximum(replies.offsets[1:] - 1 - first, 0)
+    places = np.concatenate([np.arange(start, start + n) for start, n in zip(first, lengths)] or [[]]).astype(np.int64)
+    ends = np.repeat(replies.offsets[1:], lengths)
+    targets = _targets(module, replies, places, ends)
+    ranks = np.full(targets.shape, NOT_RANKED, np.uint8)
+    for start in range(0, len(places), CHUNK):
+        part = slice(start, start + CHUNK)
+        states = torch.from_numpy(hidden[places[part]]).to(module.weight)
+        for k, features in enumerate(module.features(states)):
+            logits = torch.nn.functional.linear(features.to(rows.weight.dtype), rows.weight, rows.bias)
+            target = torch.from_numpy(targets[part, k]).to(logits.device)
+            better = (logits > logits.gather(1, target.clamp_min(0)[:, None])).sum(-1)
+            known = (target >= 0) & (better < top)
+            ranks[part, k] = torch.where(known, better, NOT_RANKED).cpu().numpy().astype(np.uint8)
+    return RankTable(ranks, lengths)
+
+
+def _targets(module: MedusaHeads, replies: Replies, places: np.ndarray, ends: np.ndarray) -> np.ndarray:
+    """int64 [P, K]: drafting row of the token that each head should have named; -1 past the end or not draftable."""
+    ahead = places[:, None] + np.arange(2, module.heads + 2)
+    ids = replies.ids[np.minimum(ahead, len(replies.ids) - 1)].astype(np.int64)
+    if module.draft_ids is not None:
+        draft_ids = module.draft_ids.cpu().numpy()
+        found = np.minimum(np.searchsorted(draft_ids, ids), len(draft_ids) - 1)
+        ids = np.where(draft_ids[found] == ids, found, -1)
+    return np.where(ahead < ends[:, None], ids, -1)
+
+
+def scorable(table: RankTable) -> list[np.ndarray]:
+    """Per head, bool [P]: its target lies inside the reply."""
+    left = np.concatenate([np.arange(n, 0, -1) for n in table.lengths] or [[]])  # tokens from the row's root to the end
+    return [left > k for k in range(1, table.ranks.shape[1] + 1)]
+
+
+def accuracy(table: RankTable, top: int = MAX_RANKS) -> tuple[list[list[float]], list[int]]:
+    """a_k(i) for i < top, and the scorable positions of each head."""
+    rows, positions = [], []
+    for k, counts in enumerate(scorable(table)):
+        ranks = table.ranks[counts, k]
+        positions.append(len(ranks))
+        rows.append([float((ranks == i).mean()) if len(ranks) else 0.0 for i in range(top)])
+    return rows, positions
+
+
+def subset(table: RankTable, chosen: np.ndarray) -> RankTable:
+    """The rows of the replies for which `chosen` (bool [replies]) is True."""
+    return RankTable(table.ranks[np.repeat(chosen, table.lengths)], table.lengths[chosen])
+
+
+def groups(replies: Replies) -> dict[str, np.ndarray]:
+    """bool [n] per group that is judged: all, by source of the prompt, and the greedy replies of each."""
+    self_made = np.isin(replies.kind, [i for i, kind in enumerate(replies.kinds) if kind == SELF_SYNTHESISED])
+    greedy = replies.temperature == 0
+    named = {"all": np.ones(len(replies), bool), SELF_SYNTHESISED: self_made, WRITTEN: ~self_made}
+    chosen = named | {f"{name}, greedy": rows & greedy for name, rows in named.items()}
+    return {name: rows for name, rows in chosen.items() if rows.any()}
+
+
+def table_to_ship(accuracies: dict[str, list[list[float]]]) -> list[list[float]]:
+    """The table that stands in the heads' config: greedy replies, sources weighted equally.
+
+    Greedy, because that is the mode the trees are built for; equally, because the sizes of the held-out sources say
+    nothing about what people will ask. Without greedy replies all are taken; without any, the table is empty.
+    """
+    sources = [accuracies[name] for name in (f"{SELF_SYNTHESISED}, greedy", f"{WRITTEN}, greedy") if name in accuracies]
+    sources = sources or [accuracies[name] for name in ("all",) if name in accuracies]
+    return np.mean(sources, axis=0).tolist() if sources else []
+
+
+def evaluate(module: MedusaHeads, rows: OutputRows, hidden: np.ndarray, held_out: Replies) -> dict[str, Scores]:
+    """Scores of every group. All replays use the trees of one accuracy table, the one that ships."""
+    table = rank_table(module, rows, hidden, held_out)
+    chosen = groups(held_out)
+    tables = {name: subset(table, replies) for name, replies in chosen.items()}
+    accuracies = {name: accuracy(part) for name, part in tables.items()}
+    guide = table_to_ship({name: shares for name, (shares, _) in accuracies.items()})
+    trees = {nodes: sparse(guide, nodes) for nodes in REPLAYED_NODES}
+    return {name: Scores(name, int(chosen[name].sum()), positions, shares,
+                         {str(n): replay(tree, tables[name]).tokens_per_step for n, tree in trees.items()}
+                         if name.endswith("greedy") else {})
+            for name, (shares, positions) in accuracies.items()}

@@ -1,0 +1,58 @@
+"""Branches of a session: what each step holds, live or recorded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from medusa_viz.decoding.records import Branch, Step
+from medusa_viz.decoding.settings import Walls
+from medusa_viz.ui.knobs import Knobs
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One step of a branch. `verified` is the widest tree verified there, `rows` the rows in it of the shown tree.
+
+    `position` and `look` are handles of the model side; a recording has none.
+    """
+
+    step: Step
+    verified: Step
+    rows: tuple[int, ...]
+    knobs: Knobs
+    position: Any = None
+    look: Any = None
+
+
+@dataclass
+class Line:
+    """A branch: its entries, the last of which is pending unless the run is finished."""
+
+    name: str
+    entries: list[Entry] = field(default_factory=list)
+    parent: str | None = None
+    fork: int = 0
+    finished: str | None = None
+
+    def committed(self, before: int) -> list[int]:
+        """Tokens committed by the steps before one."""
+        return [token for entry in self.entries[:before] for token in entry.step.verdict.committed]
+
+    def done(self) -> list[Step]:
+        """The steps that are committed."""
+        steps = [entry.step for entry in self.entries]
+        return steps if self.finished else steps[:-1]
+
+
+def recorded_line(branch: Branch) -> Line:
+    """A branch of a recording, shown at its end."""
+    entries = [Entry(step, step, tuple(range(step.cache_rows)), _recorded_knobs(step)) for step in branch.steps]
+    return Line(branch.name, entries, branch.parent, branch.fork, branch.steps[-1].verdict.finish)
+
+
+def _recorded_knobs(step: Step) -> Knobs:
+    """The narrowest walls and size that hold a recorded tree, and the acceptance it was judged by."""
+    shape = step.shape
+    top_s = [*shape.widths, *[0] * (len(step.drafts.heads) - shape.height)]
+    return Knobs(Walls(tuple(top_s), shape.nodes), step.verdict.settings)

@@ -1,0 +1,98 @@
+"""The Gradio page: one element that the scripts in `assets/` draw, and the calls between it and the sessions.
+
+Gradio only adapts: it serves our files, carries `server.act` calls (6-12 ms, no queue) and says when a tab closed.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import gradio as gr
+import plotly
+
+from medusa_viz.figures import palette
+from medusa_viz.figures.texts import Texts, table
+from medusa_viz.ui.host import Sessions
+
+ASSETS = Path(__file__).resolve().parents[2] / "assets"
+PLOTLY = Path(plotly.__file__).parent / "package_data" / "plotly.min.js"
+EXAMPLES = ASSETS / "prompts" / "examples.json"
+MAX_THREADS = 40
+
+# The token is the page's own: server functions are not told Gradio's session, so `hello` pairs the two once.
+ON_LOAD = """
+const setup = JSON.parse(props.value);
+const files = (window.gradio_config?.root ?? '') + '/gradio_api/file=';
+const token = Array.from(crypto.getRandomValues(new Uint8Array(16)), (byte) => byte.toString(16).padStart(2, '0')).join('');
+const act = (action, payload) => server.act({ token, action, payload });
+trigger('hello', { token });
+import(files + setup.script).then(({ mount }) => mount(element.querySelector('.mv-page'), {
+  texts: setup.texts, lang: setup.lang, options: setup.options, act, poll: () => act('poll', {}),
+  waiting: () => act('waiting', {}).then(Number),
+}));
+"""
+
+# Gradio's own frame steps back: the page fills the window.
+FRAME_CSS = """
+.gradio-container { padding: 0 !important; max-width: none !important; background: none !important; }
+.gradio-container > .main, .gradio-container .wrap, .gradio-container .column { padding: 0 !important; gap: 0 !important; }
+.gradio-container footer { display: none !important; }
+"""
+
+
+def build(sessions: Sessions, lang: str = "en") -> gr.Blocks:
+    """The page as Gradio Blocks. Sessions are made by the first call of a page and closed with its tab."""
+    scripts = sorted(ASSETS.glob("*.js"))
+    gr.set_static_paths([*scripts, ASSETS / "explorer.css", PLOTLY])
+    tokens: dict[str, str] = {}
+
+    def act(message: dict) -> str:
+        token, action, payload = (message.get(name) for name in ("token", "action", "payload"))
+        if action == "waiting":
+            return str(sessions.waiting(str(token)))
+        return sessions.act(str(token), str(action), payload if isinstance(payload, dict) else {})
+
+    def hello(event: gr.EventData, request: gr.Request) -> None:
+        tokens[str(request.session_hash)] = str(event.token)
+
+    def bye(request: gr.Request) -> None:
+        token = tokens.pop(str(request.session_hash), None)
+        if token:
+            sessions.close(token)
+
+    with gr.Blocks(title=Texts(lang)("ui.title"), analytics_enabled=False, fill_width=True, fill_height=True) as demo:
+        page = gr.HTML(_setup(lang), html_template='<div class="mv-page"></div>', js_on_load=ON_LOAD, head=_head(),
+                       apply_default_css=False, elem_id="explorer", server_functions=[act])
+        page.hello(hello, None, None, queue=False, show_progress="hidden", api_visibility="private")
+        demo.unload(bye)
+    return demo
+
+
+def launch(demo: gr.Blocks, host: str, port: int, *, block: bool = True) -> str:
+    """Serve the page; returns its address. Nothing but the files named in `build` can be fetched."""
+    demo.queue(api_open=False)
+    _, url, _ = demo.launch(
+        server_name=host, server_port=port, prevent_thread_lock=not block, quiet=True, inbrowser=False, share=False,
+        ssr_mode=False, run_history=False, footer_links=[], enable_monitoring=False, max_threads=MAX_THREADS,
+        show_error=False, css=FRAME_CSS, theme=gr.themes.Base(font=["system-ui", "sans-serif"],
+                                                              font_mono=["ui-monospace", "monospace"]))
+    return url
+
+
+def _head() -> str:
+    """Loaded before the page's script: Plotly as pip shipped it, and our style sheet."""
+    return (f'<script src="/gradio_api/file={PLOTLY}"></script>'
+            f'<link rel="stylesheet" href="/gradio_api/file={ASSETS / "explorer.css"}">')
+
+
+def _setup(lang: str) -> str:
+    """What the script needs to begin, as JSON in which no markup can begin either."""
+    texts = {**table()["en"], **table()[lang]}
+    setup = {"script": str(ASSETS / "explorer.js"), "lang": lang, "texts": texts,
+             "options": {"palette": palette.page_table(), "examples": _examples()}}
+    return json.dumps(setup, ensure_ascii=False).replace("<", "\\u003c")
+
+
+def _examples() -> list[dict]:
+    return json.loads(EXAMPLES.read_text(encoding="utf-8")) if EXAMPLES.is_file() else []

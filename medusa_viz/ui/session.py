@@ -1,0 +1,367 @@
+"""One visitor's session: branches of steps, the knobs, and what each action does to them. No torch here.
+
+Everything that only reweighs or narrows a verified tree is answered from its record; what needs the model is a job
+on the worker. A failed action leaves the session as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import replace
+from time import perf_counter
+from typing import Any
+
+from medusa_viz.decoding import preview, reweigh
+from medusa_viz.decoding.records import Branch, Session, Step
+from medusa_viz.decoding.settings import Limits
+from medusa_viz.decoding.tree import TreeShape
+from medusa_viz.ui.knobs import ActionError, Knobs, tree_for
+from medusa_viz.ui.lines import Entry, Line, recorded_line
+from medusa_viz.ui.snapshot import BranchTab, Equality, ModelStatus, Snapshot
+
+SLOW_MS = 1000.0  # a forward estimated above this is drawn unverified first
+MAX_BRANCHES = 6
+
+
+class ExplorerSession:
+    """State of one page. `host` is shared by all: engine, worker, latency estimate."""
+
+    def __init__(self, host: Any, token: str, opening: Session | None = None) -> None:
+        self.host, self.token, self.opening = host, token, opening
+        self.knobs = Knobs()
+        self.prompt, self.prompt_ids = "", []
+        self.lines: dict[str, Line] = {}
+        self.branch, self.index = "", 0
+        self.draft: Entry | None = None  # a committed step under other knobs, not yet branched off
+        self.notice: tuple[str, dict] | str = ""
+        self.knobs_since = 0
+        self.run: Any = None  # this session's model side, made on the first Start
+        self.recorded = False
+        self.texts: dict[int, str] = {}
+        self.kinds: dict[int, str] = {}
+        self._equality: Future | None = None
+        if opening is not None:
+            self._show_recording(opening)
+
+    # ---- what a view needs -----------------------------------------------------------------------------------
+
+    @property
+    def line(self) -> Line:
+        return self.lines[self.branch]
+
+    @property
+    def entry(self) -> Entry:
+        return self.draft or self.line.entries[self.index]
+
+    @property
+    def pending(self) -> bool:
+        return not self.line.finished and self.index == len(self.line.entries) - 1
+
+    def snapshot(self, status: ModelStatus, notice: str) -> Snapshot:
+        """What the page shows now; `notice` is the sentence for the status line."""
+        model, heads, place = self._names()
+        steps = [entry.step for entry in self.line.entries] if self.lines else []
+        if self.draft:
+            steps[self.index] = self.draft.step
+        return Snapshot(
+            model=status, recorded=self.recorded, title=" · ".join(part for part in (model, *place) if part),
+            heads_title=heads, prompt=self.prompt, prompt_ids=self.prompt_ids, accuracy=self._accuracy(),
+            texts=self.texts, kinds=self.kinds, steps=steps, index=self.index, pending=bool(steps) and self.pending,
+            changed=self.draft is not None, finished=self.line.finished if self.lines else None,
+            walls=self.knobs.walls, acceptance=self.knobs.acceptance, delta_locked=self.knobs.delta_locked,
+            branch=self.branch,
+            branches=[BranchTab(line.name, len(line.entries), line.fork) for line in self.lines.values()],
+            notice=notice, equality=self._equality_now(), plain_ms=None if self.recorded else self.host.plain_ms,
+            knobs_since=self.knobs_since)
+
+    def record(self) -> Session:
+        """The whole session as a record, drawings that were never verified left out."""
+        self._needs_steps()
+        model, heads, (device, dtype) = self._names()
+        branches = [Branch(line.name, line.parent, line.fork,
+                           [entry.step for entry in line.entries if entry.step.verdict is not None])
+                    for line in self.lines.values()]
+        return Session(model, heads, device, dtype, self.prompt, list(self.prompt_ids), self._accuracy(),
+                       dict(self.texts), dict(self.kinds), branches)
+
+    # ---- actions ---------------------------------------------------------------------------------------------
+
+    def act(self, action: str, payload: dict) -> None:
+        """Do one action. Raises ActionError or ValueError with nothing changed."""
+        method = getattr(self, f"do_{action}", None)
+        if method is None:
+            raise ActionError("unknown_action", name=action[:40])
+        if action not in ("poll", "hello"):
+            self.notice = ""
+        method(**payload)
+
+    def do_hello(self) -> None:
+        """Show what there is."""
+
+    do_poll = do_hello
+
+    def do_start(self, prompt: str) -> None:
+        """Prefill a prompt and show its first step."""
+        engine = self._engine()
+        if not prompt.strip():
+            raise ActionError("empty_prompt")
+        ids = engine.codec.encode_prompt(prompt)
+        if len(ids) >= engine.backbone.context:
+            raise ActionError("long_prompt", tokens=f"{len(ids):,}", context=f"{engine.backbone.context:,}")
+        position = self._open(ids)
+        old = self.prompt_ids, self.recorded
+        self.prompt_ids, self.recorded = list(ids), False
+        try:
+            entry = self._look(position, 0, "A", self.knobs)
+        except BaseException:
+            self.prompt_ids, self.recorded = old
+            raise
+        self.lines, self.prompt, self.notice = {"A": Line("A", [entry])}, prompt, ids.notice
+        self.branch, self.index, self.draft, self.knobs_since, self._equality = "A", 0, None, 0, None
+
+    def do_reset(self) -> None:
+        """Back to the first step of this prompt, all branches forgotten."""
+        if self.recorded:
+            self._show_recording(self.opening)
+        elif self.prompt:
+            self.do_start(self.prompt)
+
+    def do_step(self) -> None:
+        """Commit the pending step and show the next; on a past step go forward, or branch if a knob was moved."""
+        self._needs_steps()
+        if not self.pending and self.draft is None:
+            if self.index + 1 >= len(self.line.entries):
+                raise ActionError("ended")
+            return self.do_goto(self.index + 1)
+        self._engine()
+        if self.entry.step.verdict is None:
+            self._replace(self._verified(self.entry))
+        self._commit(self._branched() if self.draft else self.line)
+
+    def do_back(self) -> None:
+        self.do_goto(max(self.index - 1, 0))
+
+    def do_forward(self) -> None:
+        self._needs_steps()
+        self.do_goto(min(self.index + 1, len(self.line.entries) - 1))
+
+    def do_goto(self, index: int) -> None:
+        """Show a step of this branch; the knobs become those it was shown with."""
+        self._needs_steps()
+        if not isinstance(index, int) or not 0 <= index < len(self.line.entries):
+            raise ActionError("no_step", index=str(index)[:20], branch=self.branch)
+        self.index, self.draft = index, None
+        self.knobs = self.entry.knobs
+
+    def do_branch(self, name: str) -> None:
+        """Switch to another branch, at its end."""
+        if name not in self.lines:
+            raise ActionError("no_branch", name=str(name)[:20])
+        self.branch = name
+        self.do_goto(len(self.line.entries) - 1)
+
+    def do_knob(self, **changes: Any) -> None:
+        """Move knobs and recompute the shown step by the cheapest means that gives the true answer."""
+        begun = perf_counter()
+        knobs, notice = self.knobs.changed(changes, len(self._accuracy()) or len(self.knobs.walls.top_s))
+        self.notice = (notice, {}) if notice else ""
+        if self.lines:
+            self._replace(self._recomputed(self.entry, knobs, begun))
+        if knobs != self.knobs:
+            self.knobs, self.knobs_since = knobs, self.index
+
+    def do_verify(self) -> None:
+        """Run the model on a tree that was only drawn."""
+        self._needs_steps()
+        self._engine()
+        self._replace(self._verified(self.entry))
+
+    # ---- the shown step under other knobs --------------------------------------------------------------------
+
+    def _recomputed(self, entry: Entry, knobs: Knobs, begun: float) -> Entry:
+        shape = tree_for(knobs.walls, self._accuracy(), self._room(entry.step.prefix_length))
+        rows = shape.rows_in(entry.verified.shape)
+        if rows is None:
+            return self._widened(replace(entry, knobs=knobs), shape)
+        whole = len(rows) == entry.verified.cache_rows
+        step = entry.verified if whole else reweigh.subtree(entry.verified, shape)[0]
+        how = "logits" if shape.fingerprint == entry.step.shape.fingerprint else "subtree"
+        entry = self._judged(replace(entry, step=step, rows=tuple(rows.tolist()), knobs=knobs))
+        return _answered(entry, how, begun)
+
+    def _widened(self, entry: Entry, shape: TreeShape) -> Entry:
+        """A tree with new nodes: verified now if that is quick, else drawn and left to be verified."""
+        estimate = self.host.latency.of(shape.nodes + 1)
+        drawn = replace(entry, step=preview.unverified(entry.verified, shape, estimate), rows=())
+        if self.host.engine is None or self.recorded:
+            self.notice = ("recording_only", {})
+            return drawn
+        if estimate is None or estimate > SLOW_MS or shape.nodes > self.host.max_nodes:
+            return drawn
+        return self._verified(drawn)
+
+    def _verified(self, entry: Entry) -> Entry:
+        shape = entry.step.shape
+        if shape.nodes > self.host.max_nodes:
+            raise ActionError("over_limit", nodes=f"{shape.nodes:,}", limit=f"{self.host.max_nodes:,}")
+        position = entry.position or self._position(entry)
+        return self._look(position, entry.step.index, entry.step.branch, entry.knobs, shape)
+
+    def _judged(self, entry: Entry) -> Entry:
+        """Apply the acceptance rule. Rejection draws from whole distributions, so it asks the model's side."""
+        settings, walk = entry.knobs.acceptance, None
+        if settings.rule == "rejection":
+            self._engine()
+            if entry.look is None:
+                raise ActionError("rejection_recorded")
+            walk, look = self._work(lambda: self.run.walk(entry.look, entry.step.shape, entry.rows, settings))
+            entry = replace(entry, look=look)
+        ends = self.host.engine.backbone.end_ids if self.host.engine else frozenset()
+        verdict = reweigh.judge(entry.step, settings, ends, walk)
+        if verdict.finish is None and len(verdict.committed) > self._room(entry.step.prefix_length):
+            limit = Limits().max_new_tokens - (entry.step.prefix_length - len(self.prompt_ids))
+            verdict = replace(verdict, finish="length" if len(verdict.committed) >= limit else "context")
+        return replace(entry, step=replace(entry.step, verdict=verdict))
+
+    def _room(self, prefix_length: int) -> int:
+        """How many tokens may follow a root at the end of the prefix."""
+        room = Limits().max_new_tokens - (prefix_length - len(self.prompt_ids)) - 1
+        return min(room, self.host.engine.backbone.context - prefix_length - 1) if self.host.engine else room
+
+    # ---- the model's side ------------------------------------------------------------------------------------
+
+    def _engine(self) -> Any:
+        if self.host.engine is None:
+            raise ActionError("not_ready")
+        return self.host.engine
+
+    def _work(self, job: Callable[[], Any]) -> Any:
+        if self._equality is not None:
+            self._equality.cancel()  # a check that has not begun can wait; it catches up after the next step
+        return self.host.worker.submit(self.token, job).result()
+
+    def _open(self, ids: list[int]) -> Any:
+        """Prefill tokens; the model's position behind them."""
+        def job() -> Any:
+            self.run = self.run or self.host.new_run()
+            return self.run.open(ids, self.knobs.acceptance)
+
+        return self._work(job)
+
+    def _position(self, entry: Entry) -> Any:
+        """The model's position at a recorded step, made by prefilling what came before it."""
+        position = self._open([*self.prompt_ids, *self.line.committed(entry.step.index)])
+        return replace(position, root=entry.step.drafts.token[0], root_p=entry.step.drafts.head_p[0])
+
+    def _look(self, position: Any, index: int, branch: str, knobs: Knobs, shape: TreeShape | None = None) -> Entry:
+        """Verify a tree at a position and judge it."""
+        begun = perf_counter()
+        if shape is None:
+            shape = tree_for(knobs.walls, self._accuracy(), self._room(len(position.ids)))
+        look = self._work(lambda: self.run.look(position, shape, knobs.acceptance))
+        self.host.latency.add(shape.nodes + 1, look.timings.verify)
+        step = Step(index, branch, len(position.ids), look.drafts, look.verification, None, look.timings)
+        self._learn_texts(position.ids, step)
+        entry = Entry(step, step, tuple(range(shape.nodes + 1)), knobs, position, look)
+        return _answered(self._judged(entry), "forward", begun)
+
+    def _commit(self, line: Line) -> None:
+        """Commit the line's last entry and look at the step behind it."""
+        entry = line.entries[-1]
+        if entry.look is None:
+            fresh = self._verified(entry)
+            entry = replace(fresh, step=entry.step, rows=tuple(entry.step.shape.rows_in(fresh.verified.shape)))
+        verdict = entry.step.verdict
+        rows = [int(entry.rows[row]) for row in verdict.accepted[: len(verdict.committed)]]
+        position, ms = self._work(lambda: self.run.advance(entry.look, rows, verdict.committed, verdict.next_root))
+        recorded, self.recorded = self.recorded, False
+        try:
+            following = [] if verdict.finish else [
+                self._look(position, entry.step.index + 1, line.name, entry.knobs)]
+        except BaseException:
+            self.recorded = recorded
+            raise
+        timings = replace(entry.step.timings, commit=ms)
+        line.entries[-1:] = [replace(entry, step=replace(entry.step, timings=timings)), *following]
+        line.finished = verdict.finish
+        self.lines[line.name] = line
+        self.branch, self.index, self.draft = line.name, len(line.entries) - 1, None
+        self._queue_check(line)
+
+    def _branched(self) -> Line:
+        """A new branch that shares the steps before the shown one."""
+        if len(self.lines) >= MAX_BRANCHES:
+            raise ActionError("many_branches", limit=MAX_BRANCHES)
+        name = chr(ord(max(self.lines)) + 1)
+        shown = replace(self.draft, step=replace(self.draft.step, branch=name))
+        return Line(name, [*self.line.entries[: self.index], shown], self.branch, self.index)
+
+    # ---- is it plain greedy's text? --------------------------------------------------------------------------
+
+    def _queue_check(self, line: Line) -> None:
+        """Queue the comparison with plain greedy, behind everything people wait for."""
+        self._equality = None
+        if all(step.verdict.settings.rule == "greedy" for step in line.done()):
+            prompt, tokens, run = list(self.prompt_ids), line.committed(len(line.done())), self.run
+            self._equality = self.host.worker.submit(f"{self.token} check", lambda: run.check_greedy(prompt, tokens))
+
+    def _equality_now(self) -> Equality:
+        if self.lines and any(step.verdict.settings.rule != "greedy" for step in self.line.done()):
+            return Equality(None, "not_expected")
+        future = self._equality
+        if future is None or future.cancelled() or not future.done():
+            return Equality(None, "waiting")
+        difference = future.result()
+        if difference is None:
+            return Equality(True, "equal")
+        return Equality(False, "tie" if difference.tie else "fault", difference.position, difference.gap)
+
+    # ---- small parts -----------------------------------------------------------------------------------------
+
+    def _replace(self, entry: Entry) -> None:
+        """Put the shown entry back: the pending one in its place, a committed one as a draft beside it."""
+        if self.pending:
+            self.line.entries[self.index] = entry
+        else:
+            self.draft = None if entry.knobs == self.line.entries[self.index].knobs else entry
+
+    def _needs_steps(self) -> None:
+        if not self.lines:
+            raise ActionError("no_run")
+
+    def _accuracy(self) -> list[list[float]]:
+        if self.host.engine is not None and not self.recorded:
+            return self.host.engine.accuracy
+        return self.opening.accuracy if self.opening else []
+
+    def _names(self) -> tuple[str, str, tuple[str, str]]:
+        """Model, heads, (device, dtype) of what is shown."""
+        if self.recorded:
+            return self.opening.model, self.opening.heads, (self.opening.device, self.opening.dtype)
+        engine = self.host.engine
+        if engine is None:
+            return "", "", ("", "")
+        placement = engine.backbone.placement
+        return engine.title, engine.loaded.source, (placement.device_name, placement.dtype_name)
+
+    def _learn_texts(self, ids: tuple[int, ...], step: Step) -> None:
+        """Display texts of every id a view may need."""
+        codec = self.host.engine.codec
+        tops = [*step.drafts.heads, *step.verification.top.values()]
+        for token in {*ids, *step.drafts.token, *(token for top in tops for token in top.ids)} - self.texts.keys():
+            self.texts[token] = codec.token_text(token)
+            kind = codec.token_kind(token)
+            if kind != "text":
+                self.kinds[token] = kind
+
+    def _show_recording(self, recording: Session) -> None:
+        self.prompt, self.prompt_ids = recording.prompt, list(recording.prompt_ids)
+        self.texts, self.kinds = dict(recording.texts), dict(recording.kinds)
+        self.lines = {branch.name: recorded_line(branch) for branch in recording.branches}
+        self.branch, self.recorded = recording.branches[0].name, True
+        self.do_goto(len(self.line.entries) - 1)
+
+
+def _answered(entry: Entry, how: str, begun: float) -> Entry:
+    return replace(entry, step=replace(entry.step, reused=how, answer_ms=(perf_counter() - begun) * 1e3))

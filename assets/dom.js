@@ -12,7 +12,6 @@ const ICONS = {
   help: 'M7.2 11.2h1.7v1.7H7.2zM8 3c1.8 0 3 1 3 2.6 0 1.3-.8 1.9-1.5 2.4-.5.4-.7.6-.7 1.2v.6H7.3v-.9c0-1.1.7-1.6 1.3-2 .5-.4.8-.6.8-1.2S8.9 4.5 8 4.5 6.6 5 6.6 5.9H5C5 4.1 6.2 3 8 3z',
   locked: 'M5 7V5a3 3 0 0 1 6 0v2h1v7H4V7zm1.5 0h3V5a1.5 1.5 0 0 0-3 0z',
   unlocked: 'M5 7V4a3 3 0 0 1 5.9-.8l-1.4.4A1.5 1.5 0 0 0 6.5 4v3H12v7H4V7z',
-  turn: 'M2 4h4v2H2zM10 2h4v2h-4zM10 7h4v2h-4zM10 12h4v2h-4zM6 4.5h2V3h2v1H9v4h1v1H9v4h1v1H8V5.5H6z',
 };
 
 // An element with attributes (`on…` are listeners) and children; strings become text nodes, never markup.

@@ -104,7 +104,7 @@ function select(app) {
 // What is drawn, as attributes: for tests, and for whoever scripts the page.
 function mark(app) {
   const { view, selection, parts } = app;
-  const data = { step: view.steps.index, nodes: Math.max(0, view.tree.nodes.length - 1), node: selection.row, row: selection.row,
+  const data = { step: view.steps.count ? view.steps.index : -1, nodes: Math.max(0, view.tree.nodes.length - 1), node: selection.row, row: selection.row,
     path: selection.path, phase: app.phase, stamp: view.stamp };
   const elements = [app.root, parts.tree, app.tree.plot.plot, parts.mask, app.mask.plot.plot, parts.cache, parts.cacheCells,
     parts.heads, parts.table];

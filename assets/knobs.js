@@ -23,7 +23,7 @@ export function createKnobs(app) {
   const readout = h('p', { class: 'mv-readout', 'aria-live': 'polite' });
   const mode = modeKnob(t, (value) => move({ mode: value }));
   const reweigh = Object.fromEntries(REWEIGH.map((name) =>
-    [name, knob(IDS[name], t(`ui.${name}`), t(`ui.${name}_hint`), (value) => move(withDelta(name, value, state)))]));
+    [name, knob(IDS[name], t(`ui.${name}`), t(`ui.${name}_hint`), (value) => move({ [name]: value }))]));
   const lock = lockButton(t, () => move(app.view.knobs.delta_locked
     ? { delta_locked: false } : { delta_locked: true, epsilon: reweigh.epsilon.value }));
   reweigh.delta.element.append(lock);

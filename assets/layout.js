@@ -87,14 +87,12 @@ function treePanel(parts, t) {
   parts.treePlot = h('div', { class: 'mv-plot', role: 'group', 'aria-label': t('ui.tree') });
   parts.outline = h('div', { class: 'mv-outline', role: 'tree', tabindex: 0, 'aria-label': t('ui.outline') });
   parts.overlay = h('div', { class: 'mv-overlay', 'aria-hidden': 'true' });
-  parts.turn = h('button', { class: 'mv-tool mv-small', 'aria-label': t('ui.turn'), title: t('ui.turn'),
-    'aria-pressed': 'false' }, icon('turn'));
   parts.state = h('span', { class: 'mv-state' });
   parts.verify = h('button', { id: 'verify', class: 'mv-action', hidden: true });
   parts.sentence = h('p', { class: 'mv-sentence' });
   parts.tree = h('div', { id: 'tree', class: 'mv-tree', tabindex: -1 }, parts.treePlot, parts.overlay, parts.outline);
   return h('section', { class: 'mv-panel mv-tree-panel', 'data-panel': 'tree', 'aria-label': t('ui.tree') },
-    h('div', { class: 'mv-panel-head' }, h('h2', {}, t('ui.tree')), legend(t), parts.state, parts.verify, parts.drawer, parts.turn),
+    h('div', { class: 'mv-panel-head' }, h('h2', {}, t('ui.tree')), legend(t), parts.state, parts.verify, parts.drawer),
     parts.tree, parts.sentence);
 }
 

@@ -2,6 +2,7 @@
 
 const QUEUE_LIMIT = 8;
 const SLOW_MS = 500;
+const MOST_PATIENT = 40;
 const STAMP = /"stamp":\d+,?/;
 
 export class Link {
@@ -13,6 +14,7 @@ export class Link {
     this.running = false;
     this.stamp = -1;
     this.drawn = '';
+    this.looks = 0;
     this.poller = null;
   }
 
@@ -72,7 +74,9 @@ export class Link {
     if (view.stamp < this.stamp) return null;
     this.stamp = view.stamp;
     const drawn = reply.replace(STAMP, '');
-    if (job.action !== 'poll' || drawn !== this.drawn) await this.onView(view, job);
+    const news = job.action !== 'poll' || drawn !== this.drawn;
+    this.looks = news ? 0 : this.looks + 1;
+    if (news) await this.onView(view, job);
     this.drawn = drawn;
     this.schedule(view);
     return view;
@@ -87,9 +91,10 @@ export class Link {
     }
   }
 
+  // Looks grow rarer while nothing comes of them; any action begins anew.
   schedule(view) {
     clearTimeout(this.poller);
-    const wait = pollAfter(view);
+    const wait = pollAfter(view) * Math.min(MOST_PATIENT, 1.2 ** this.looks);
     if (wait) this.poller = setTimeout(() => this.poll(), wait);
   }
 
@@ -117,6 +122,6 @@ export class Link {
 // Something is still coming by itself: the model, the comparison with greedy, a place in the queue.
 function pollAfter(view) {
   if (view.status.state === 'loading') return 400;
-  if (view.equality.state === 'waiting' && !view.run.recorded) return 250;
+  if (view.equality.state === 'waiting' && !view.run.recorded && view.steps.count) return 250;
   return view.status.notice ? 1500 : 0;
 }

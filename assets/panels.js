@@ -3,6 +3,7 @@
 import { h, replaceTail, symbol } from './dom.js';
 
 const CELL_LIMIT = 128;
+const DECADES = 5;
 
 // The backbone's ten likeliest tokens at the shown node's parent, as lollipops over log p.
 export function createVerdict(app) {
@@ -18,7 +19,8 @@ export function createVerdict(app) {
     const verdict = app.phase > 1 ? view.verdict.rows[String(parent)] : null;
     parts.verdict.dataset.parent = parent;
     if (!verdict) {
-      parts.verdict.replaceChildren(h('p', { class: 'mv-empty' }, t(app.phase > 1 ? 'ui.verdict_none' : 'ui.verdict_later')));
+      const why = app.phase > 1 ? 'ui.verdict_none' : 'ui.verdict_later';
+      parts.verdict.replaceChildren(h('p', { class: 'mv-empty' }, view.steps.count ? t(why) : ''));
       return;
     }
     parts.verdict.replaceChildren(
@@ -34,14 +36,19 @@ function lollipops(app, verdict, node) {
     return h('div', { class: 'mv-lollipop', 'data-row': entry.drafted_row, 'data-verdict': entry.verdict,
       'data-selected': drafted && entry.drafted_row === node.row, title: drafted ? app.view.rows[entry.drafted_row]?.sentence : null },
     token(entry.text),
-    h('span', { class: 'mv-track' }, h('i', { style: `--at:${100 * entry.at}%`, 'data-drafted': drafted })),
+    h('span', { class: 'mv-track' }, h('i', { style: `--at:${place(entry.p)}`, 'data-drafted': drafted })),
     drafted ? symbol(entry.verdict) : h('span'),
     h('span', { class: 'mv-number' }, entry.p_text));
   });
-  if (verdict.threshold_at !== null) lines.push(h('div', { class: 'mv-threshold', style: `--share:${verdict.threshold_at}` }));
-  const ticks = verdict.ticks.map((tick) => h('i', { style: `--at:${100 * tick.at}%` }, tick.text));
-  return h('div', { class: 'mv-lollipops' }, ...lines, h('div', { class: 'mv-ticks', 'aria-hidden': 'true' }, ...ticks));
+  const ticks = Array.from({ length: DECADES + 1 }, (_, decade) => 10 ** (decade - DECADES)).map((p) =>
+    h('i', { style: `--at:${place(p)}` }, String(p)));
+  return h('div', { class: 'mv-lollipops' }, h('div', { class: 'mv-field' }, h('div', { class: 'mv-scale' },
+    verdict.threshold ? h('div', { class: 'mv-threshold', style: `--at:${place(verdict.threshold)}` }) : null)),
+  ...lines, h('div', { class: 'mv-ticks', 'aria-hidden': 'true' }, ...ticks));
 }
+
+// Place of a probability on the log axis, the same five decades for every parent, so that nothing shifts.
+const place = (p) => `${(p > 0 ? 100 * Math.max(0, 1 + Math.log10(p) / DECADES) : 0).toFixed(1)}%`;
 
 const token = (text) => h('code', { class: 'mv-token', lang: 'und' }, text);
 
@@ -116,9 +123,9 @@ export function createCache(app) {
       const last = slots.lastIndexOf(kept - 1);
       replaceTail(parts.cacheCells, keys, (index) => (index === 0
         ? h('span', { class: 'mv-prefix', title: t('ui.cache_prefix', { n: cache.prefix }) }, String(cache.prefix))
-        : h('i', { 'data-row': shown[index - 1].row, 'data-kept': shown[index - 1].verdict_kept,
-          'data-last': index - 1 === last, style: `--slide:${(slots[index - 1] ?? index - 1) - (index - 1)}` })));
-      parts.cacheText.textContent = cache.text;
+        : h('i', { 'data-row': shown[index - 1].row, 'data-kept': String(shown[index - 1].verdict_kept),
+          'data-last': String(index - 1 === last), style: `--slide:${(slots[index - 1] ?? index - 1) - (index - 1)}` })));
+      parts.cacheText.textContent = parts.cacheText.title = cache.text;
       this.select();
     },
     select() {
@@ -135,10 +142,11 @@ export function createMerits(app) {
   const { parts } = app;
   return {
     draw(view) {
-      const tiles = view.merits.map((merit) => h('div', { class: 'mv-merit', 'data-key': merit.key, title: merit.hint ?? null },
+      const tiles = view.merits.map((merit) => h('div', { class: 'mv-merit', 'data-key': merit.key, title: `${merit.hint} ${merit.note}` },
         h('span', { class: 'mv-merit-label' }, merit.label),
-        h('strong', {}, merit.value),
-        merit.bars?.length ? bars(merit.bars) : null));
+        merit.key === 'depth' && merit.bars.length ? null : h('strong', {}, merit.value),
+        merit.bars.length ? bars(merit.bars, merit.key === 'depth') : null,
+        h('span', { class: 'mv-merit-note' }, merit.note)));
       const { equality } = view;
       tiles.push(h('div', { class: 'mv-merit mv-equality', 'data-key': 'equality', 'data-state': equality.state },
         h('span', { class: 'mv-merit-label' }, app.t('ui.equality')), h('span', { class: 'mv-equality-text' }, equality.text)));
@@ -147,9 +155,10 @@ export function createMerits(app) {
   };
 }
 
-function bars(values) {
-  const numbers = values.map((value) => (typeof value === 'number' ? value : value.value ?? 0));
-  const most = Math.max(...numbers, 1e-9);
-  return h('span', { class: 'mv-bars', 'aria-hidden': 'true' },
-    ...numbers.map((value) => h('i', { style: `height:${Math.max(4, 100 * value / most).toFixed(0)}%` })));
+// Shares stand on a scale from 0 to 1 with their numbers; milliseconds are compared with the longest.
+function bars(values, shares) {
+  const most = shares ? 1 : Math.max(...values.map((bar) => bar.value), 1e-9);
+  return h('span', { class: shares ? 'mv-bars mv-shares' : 'mv-bars' }, ...values.map((bar) =>
+    h('span', { title: `${bar.label}: ${bar.text}` }, h('i', { style: `height:${Math.max(6, 100 * bar.value / most).toFixed(0)}%` }),
+      shares ? h('small', {}, bar.text) : null)));
 }

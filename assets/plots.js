@@ -118,6 +118,7 @@ export function treeMarks(selection, ink, at) {
 export function maskMarks(selection, ink, count, frameOf) {
   const box = (x0, x1, y0, y1, width) => ({ type: 'rect', x0, x1, y0, y1, line: { color: ink, width }, layer: 'above' });
   const shapes = [];
+  if (!count) return shapes;
   const own = frameOf(selection.row);
   if (own !== null) {
     shapes.push(box(-0.5, count - 0.5, own - 0.5, own + 0.5, 2), box(own - 0.5, own + 0.5, -0.5, count - 0.5, 2));

@@ -85,7 +85,7 @@ function fillExamples(app) {
 }
 
 function chip(token, extra = {}) {
-  return h('span', { class: `mv-chip mv-${token.k}`, lang: 'und', 'data-source': token.src ?? null, ...extra }, token.t);
+  return h('span', { class: `mv-chip mv-kind-${token.k}`, lang: 'und', 'data-source': token.src ?? null, ...extra }, token.t);
 }
 
 function drawChips(app, view) {
@@ -131,8 +131,7 @@ function drawSlider(app, view) {
   const most = Math.max(1, ...committed);
   const groups = Array.from({ length: Math.ceil(count / stride) }, (_, g) =>
     Math.max(0, ...committed.slice(g * stride, (g + 1) * stride).map((value) => value ?? 0)));
-  parts.dots.style.setProperty('--steps', Math.max(1, groups.length));
-  replaceTail(parts.dots, groups.map((value) => `${value}/${most}`), (g) => h('i',
-    { style: `height:${Math.round(4 + (DOT_MAX - 4) * groups[g] / most)}px` }));
+  replaceTail(parts.dots, groups.map((value) => `${value}/${most}/${groups.length}`), (g) => h('i',
+    { style: `height:${Math.round(4 + (DOT_MAX - 4) * groups[g] / most)}px;--share:${g / Math.max(1, groups.length - 1)}` }));
   [...parts.dots.children].forEach((dot, g) => dot.toggleAttribute('data-current', g === Math.floor(index / stride)));
 }

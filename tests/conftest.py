@@ -1,6 +1,10 @@
 """Fixtures that several test files share."""
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("house", deadline=None)  # on shared cores a slow example is no failure
+settings.load_profile("house")
 
 
 @pytest.fixture(scope="session")

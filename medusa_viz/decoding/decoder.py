@@ -7,7 +7,7 @@ read off the same tensors by `observe`. Nothing is kept on the model: cache, mas
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 
 import numpy as np
@@ -17,7 +17,7 @@ from torch import Tensor
 from medusa_viz.decoding import acceptance
 from medusa_viz.decoding.records import Timings
 from medusa_viz.decoding.settings import Acceptance
-from medusa_viz.decoding.tree import TreeError, TreeShape, dense
+from medusa_viz.decoding.tree import MAX_NODES, TreeError, TreeShape, dense
 from medusa_viz.models.backbone import Backbone, Forward
 from medusa_viz.models.cache import TreeCache
 from medusa_viz.models.heads import Drafter, DraftTokens
@@ -80,6 +80,8 @@ def plan(shape: TreeShape, backbone: Backbone, drafter: Drafter | None) -> Plan:
     heads, choices = (drafter.heads, drafter.choices) if drafter else (0, 0)
     if shape.height > heads:
         raise TreeError(f"The tree has depth {shape.height}, but there are {heads} heads to draft it.")
+    if shape.nodes > MAX_NODES:
+        raise TreeError(f"The tree has {shape.nodes:,} nodes; at most {MAX_NODES:,} can be verified at once.")
     width = max(shape.widths, default=0)
     if width > choices:
         raise TreeError(f"The tree takes rank {width - 1} (from 0), but a head can draft {choices} tokens.")
@@ -167,9 +169,9 @@ def decode(backbone: Backbone, drafter: Drafter | None, ids: Sequence[int], shap
         marks.append(_now(backbone))
         accepted = accept(forward, state, step, candidates, settings)
         marks.append(_now(backbone))
-        commit(state, forward, accepted)
-        marks.append(_now(backbone))
         tokens = acceptance.cut_at_end(accepted.tokens, end_ids)
+        commit(state, forward, replace(accepted, rows=accepted.rows[: len(tokens)], tokens=tokens))
+        marks.append(_now(backbone))
         remaining -= len(tokens)
         finish = "end" if tokens[-1] in end_ids else limit if remaining == 0 else None
         yield StepResult(tokens, step.shape.nodes, Timings(*((b - a) * 1e3 for a, b in zip(marks, marks[1:]))), finish)

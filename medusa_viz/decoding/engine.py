@@ -82,7 +82,7 @@ def load(options: EngineOptions, report: Report = silent) -> Engine:
         raise BackboneError(f"The tokenizer of {options.model} could not be loaded: "
                             f"{str(error).splitlines()[0]:.160}") from error
     heads = options.heads or heads_folder(preset)
-    loaded = checkpoints.load(heads, loaded_backbone.hidden_size, loaded_backbone.vocab_size)
+    loaded = checkpoints.load(heads, loaded_backbone.hidden_size, loaded_backbone.vocab_size, placement.dtype)
     return Engine(loaded_backbone, Drafter(loaded.module, loaded_backbone.lm_head), codec, loaded, title)
 
 

@@ -20,6 +20,7 @@ from medusa_viz.decoding.engine import Engine
 from medusa_viz.decoding.records import Drafts, Timings, Verification
 from medusa_viz.decoding.settings import Acceptance
 from medusa_viz.decoding.tree import TreeShape
+from medusa_viz.models.backbone import Forward
 
 
 @dataclass(frozen=True)
@@ -51,9 +52,9 @@ class LiveRun:
         self.cache = engine.backbone.new_cache(256)
         self.ids: tuple[int, ...] = ()
         self._look: Look | None = None  # the look whose rows lie behind the prefix
-        self._forward = None
+        self._forward: Forward | None = None
         self._check: GreedyCheck | None = None
-        self._checked: tuple[int, ...] = ()
+        self._checked: tuple[tuple[int, ...], tuple[int, ...]] = (), ()  # prompt and new tokens
 
     def open(self, ids: Sequence[int], settings: Acceptance) -> Position:
         """Prefill a prompt from nothing."""
@@ -71,6 +72,7 @@ class LiveRun:
         self._align(position.ids)
         plan = decoder.plan(shape, engine.backbone, engine.drafter)
         state = decoder.DecodingState(self.cache, position.hidden, position.root)
+        self._look = self._forward = None  # its cache rows are about to be overwritten
         marks = [perf_counter()]
         candidates = decoder.propose(engine.drafter, state, plan, width=observe.TOP)
         marks.append(perf_counter())
@@ -109,30 +111,37 @@ class LiveRun:
             if next_p is None:
                 next_p = _p(forward.logits[rows[-1]], next_root)
         else:
-            hidden = self._align(ids)
+            last = self._align(ids, run_last=True)
+            hidden = last.hidden
+            if next_p is None:
+                next_p = _p(last.logits[0], next_root)
         _settle(self.engine)
         self._look = self._forward = None
-        return Position(ids, hidden, next_root, next_p or 0.0), (perf_counter() - begun) * 1e3
+        return Position(ids, hidden, next_root, next_p), (perf_counter() - begun) * 1e3
 
     def check_greedy(self, prompt: Sequence[int], new: Sequence[int]) -> Difference | None:
         """Would plain greedy have written `new` after `prompt`? Follows a growing text without starting over."""
-        known = len(self._checked) - len(prompt)
-        if self._check is None or self._checked != (*prompt, *new)[: len(self._checked)] or known < 0:
-            self._check, known = GreedyCheck(self.engine.backbone, prompt), 0
-        self._checked = (*prompt, *new)
-        return self._check.push(list(new)[known:])
+        prompt, new = tuple(prompt), tuple(new)
+        check, self._check = self._check, None  # a push that fails leaves none: the next one starts over
+        known_prompt, known = self._checked
+        if check is None or known_prompt != prompt or known != new[: len(known)]:
+            check, known = GreedyCheck(self.engine.backbone, prompt), ()
+        difference = check.push(new[len(known) :])
+        self._check, self._checked = check, (prompt, new)
+        return difference
 
-    def _align(self, ids: tuple[int, ...]) -> Tensor | None:
-        """Make the cache hold exactly `ids`; the hidden state of the last one if it was computed for that."""
-        if ids == self.ids:
+    def _align(self, ids: tuple[int, ...], run_last: bool = False) -> Forward | None:
+        """Make the cache hold exactly `ids`. Returns the forward of the last of them where one was run: where the
+        cache held something else, or where `run_last` asks for it."""
+        if ids == self.ids and not run_last:
             return None
         shared = next((i for i, (a, b) in enumerate(zip(ids, self.ids)) if a != b), min(len(ids), len(self.ids)))
         self._look = self._forward = None
         self.cache.truncate(min(shared, len(ids) - 1))
-        self.ids = ids[: self.cache.length]
+        self.ids = ()  # should the prefill fail half-way, nothing is taken for cached
         forward = self.engine.backbone.prefill(ids[self.cache.length :], self.cache)
         self.ids = ids
-        return forward.hidden
+        return forward
 
 
 def _p(logits: Tensor, token: int) -> float:

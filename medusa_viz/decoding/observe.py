@@ -38,10 +38,11 @@ def verification(shape: TreeShape, candidates: Candidates, forward: Forward, hea
                  draft_place: Tensor | None) -> Verification:
     """What the backbone said of every row. `head_ranks` and `draft_place` come from `rank_tables`."""
     logits = forward.logits.float()
-    best = logits.topk(TOP, dim=-1)
-    logit, rank = _node_numbers(logits, shape, candidates.tokens)
+    argmax = logits.argmax(-1)
+    best = logits.topk(min(TOP, logits.shape[-1]), dim=-1)
+    logit, rank = _node_numbers(logits, shape, candidates.tokens, argmax)
     normaliser = logits.logsumexp(-1, keepdim=True)
-    ids, p = best.indices.tolist(), (best.values - normaliser).exp().tolist()
+    ids, p = _argmax_first(best.indices, argmax).tolist(), (best.values - normaliser).exp().tolist()
     parents = np.unique(shape.parent[1:])
     lse, mean_logit = temperature_tables(logits[torch.as_tensor(parents, device=logits.device)])
     return Verification(
@@ -49,7 +50,7 @@ def verification(shape: TreeShape, candidates: Candidates, forward: Forward, hea
         top={row: TopTokens(ids[row], p[row]) for row in range(shape.nodes + 1)},
         lse=dict(zip(parents.tolist(), lse.tolist())),
         mean_logit=dict(zip(parents.tolist(), mean_logit.tolist())),
-        next_rank=_next_ranks(shape, best.indices[:, 0], head_ranks, draft_place),
+        next_rank=_next_ranks(shape, argmax, head_ranks, draft_place),
     )
 
 
@@ -81,7 +82,16 @@ def rank_tables(drafter: Drafter, hidden: Tensor, vocab_size: int) -> tuple[Tens
     return ranks, place
 
 
-def _node_numbers(logits: Tensor, shape: TreeShape, tokens: Tensor) -> tuple[list[float], list[int]]:
+def _argmax_first(ids: Tensor, argmax: Tensor) -> Tensor:
+    """Top ids [rows, n] with the argmax in front: of equal logits, common in half precision, topk may put any first."""
+    found = ids == argmax[:, None]
+    found[:, -1] |= ~found.any(-1)  # more equal logits than places: the last one gives way
+    ids = torch.where(found, ids[:, :1], ids)
+    ids[:, 0] = argmax
+    return ids
+
+
+def _node_numbers(logits: Tensor, shape: TreeShape, tokens: Tensor, argmax: Tensor) -> tuple[list[float], list[int]]:
     """Logit and 0-based rank of each row's token at its parent; zeros for the root."""
     parent = torch.as_tensor(shape.parent[1:].astype(np.int64), device=logits.device)
     own = logits[parent, tokens[1:]]
@@ -89,7 +99,7 @@ def _node_numbers(logits: Tensor, shape: TreeShape, tokens: Tensor) -> tuple[lis
              for first in range(0, shape.nodes, _CHUNK)]
     rank = torch.cat(ranks) if ranks else parent
     # A token tied with the argmax is not it: greedy takes one of them.
-    rank = rank.where((rank > 0) | (logits.argmax(-1)[parent] == tokens[1:]), 1)
+    rank = rank.where((rank > 0) | (argmax[parent] == tokens[1:]), 1)
     return [0.0, *own.tolist()], [0, *rank.tolist()]
 
 

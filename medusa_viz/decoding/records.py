@@ -184,7 +184,7 @@ def from_json(text: str) -> Session:
     try:
         data = json.loads(text)
         version = data["version"]
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, RecursionError):
         raise RecordError("This is not a Medusa-Viz session file.") from None
     if not isinstance(version, int) or version > FORMAT_VERSION:
         raise RecordError(f"This session was saved by a newer version (format {version}); "
@@ -212,8 +212,27 @@ def _step(data: dict) -> Step:
         verification = Verification(**{**verification, **keyed})
     if verdict is not None:
         verdict = Verdict(**{**verdict, "settings": Acceptance(**verdict["settings"])})
-    return Step(**{**data, "drafts": Drafts(**drafts), "verification": verification, "verdict": verdict,
+    step = Step(**{**data, "drafts": Drafts(**drafts), "verification": verification, "verdict": verdict,
                    "timings": Timings(**data["timings"])})
+    _check_rows(step)
+    return step
+
+
+def _check_rows(step: Step) -> None:
+    """Raise ValueError unless the columns fit together, as everything that draws a record relies on."""
+    drafts, seen, verdict = step.drafts, step.verification, step.verdict
+    rows = len(drafts.parent)
+    columns = [drafts.rank, drafts.token, drafts.head_p, drafts.path_p]
+    columns += [seen.logit, seen.rank] if seen else []
+    columns += [verdict.p, verdict.entropy, verdict.threshold, verdict.verdict] if verdict else []
+    if any(len(column) != rows for column in columns):
+        raise ValueError("columns differ in length")
+    if drafts.parent[:1] != [-1] or any(not 0 <= parent < row for row, parent in enumerate(drafts.parent[1:], 1)):
+        raise ValueError("a parent does not stand before its child")
+    if seen and seen.top.keys() != set(range(rows)):
+        raise ValueError("not every row was seen")
+    if verdict and not all(0 <= row < rows for row in verdict.accepted):
+        raise ValueError("an accepted row is not in the tree")
 
 
 def _rounded(value: object, name: str = "") -> object:

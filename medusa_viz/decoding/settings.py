@@ -6,7 +6,6 @@ Command line options and page knobs are made from these fields. Field metadata: 
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -36,9 +35,12 @@ class Checked:
             if meta.get("choices") and value not in meta["choices"]:
                 raise SettingsError(f"{f.name} is {value!r}; choose one of {', '.join(meta['choices'])}.")
             if meta.get("low") is not None:
-                number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-                if not number or not meta["low"] <= value <= meta["high"]:
-                    raise SettingsError(f"{f.name} is {value!r}; it must lie between {meta['low']} and {meta['high']}.")
+                kind = int if f.type in ("int", int) else (int, float)
+                number = isinstance(value, kind) and not isinstance(value, bool)
+                if not number or not meta["low"] <= value <= meta["high"]:  # NaN lies between no bounds
+                    whole = " a whole number" if kind is int else ""
+                    raise SettingsError(f"{f.name} is {value!r:.40}; it must be{whole} between {meta['low']} and "
+                                        f"{meta['high']}.")
 
 
 @dataclass(frozen=True)

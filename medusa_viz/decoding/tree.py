@@ -18,6 +18,8 @@ import numpy as np
 
 MAX_TREE_TEXT = 1_000_000  # characters; the densest tree of 4,680 nodes needs about 60,000
 MAX_TREE_DEPTH = 64
+MAX_RANK = 1_000_000  # no vocabulary is larger
+MAX_NODES = 16_384  # per verification; the mask of one more doubling takes 4 GB
 
 Path = tuple[int, ...]
 
@@ -128,10 +130,10 @@ def from_paths(paths: Iterable[Sequence[int]]) -> TreeShape:
     closed: set[Path] = set()
     for path in paths:
         path = tuple(path)
-        if any(isinstance(rank, bool) or not isinstance(rank, (int, np.integer)) or rank < 0 for rank in path):
-            raise TreeError(f"A tree path holds whole numbers from 0 up; {list(path)} does not.")
         if len(path) > MAX_TREE_DEPTH:
-            raise TreeError(f"A tree path of {len(path)} ranks is deeper than {MAX_TREE_DEPTH} heads.")
+            raise TreeError(f"A tree path of {len(path):,} ranks is deeper than {MAX_TREE_DEPTH} heads.")
+        if not all(_is_rank(rank) for rank in path):
+            raise TreeError(f"A tree path holds whole numbers from 0 to {MAX_RANK:,}; {_short(list(path))} does not.")
         while path and path not in closed:
             closed.add(path)
             path = path[:-1]
@@ -142,6 +144,18 @@ def from_paths(paths: Iterable[Sequence[int]]) -> TreeShape:
         rank=np.array([-1] + [path[-1] for path in ordered[1:]], np.int32),
         depth=np.array([len(path) for path in ordered], np.int32),
     )
+
+
+def _is_rank(rank: object) -> bool:
+    return isinstance(rank, (int, np.integer)) and not isinstance(rank, bool) and 0 <= rank <= MAX_RANK
+
+
+def _short(value: object) -> str:
+    """What a person typed, short enough for a sentence."""
+    try:
+        return f"{value!r:.40}"
+    except ValueError:  # Python prints no whole number of more than 4,300 digits
+        return "one of thousands of digits"
 
 
 def dense(top_s: Sequence[int]) -> TreeShape:
@@ -190,7 +204,7 @@ def _normalised(entries: Sequence[object]) -> tuple[TreeShape, list[str]]:
     paths = [(entry,) if isinstance(entry, int) else entry for entry in entries]
     for path in paths:
         if not isinstance(path, (list, tuple)):
-            raise TreeError(f"Every path is a list of ranks; {path!r:.40} is not.")
+            raise TreeError(f"Every path is a list of ranks; {_short(path)} is not.")
         if not path:
             raise TreeError("An empty path was listed; the root is never listed.")
     shape = from_paths(paths)

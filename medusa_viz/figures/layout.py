@@ -17,11 +17,63 @@ from medusa_viz.decoding.tree import TreeShape
 from medusa_viz.figures.fold import Folded
 
 GHOST = "ghost"
-_ROOMY = 24
-"""Up to this many lines, families included, every family is followed by a free line."""
+WIDTH, HEIGHT = 720, 560
+"""Pixels that sizes and cuts are worked out for; the figure itself stretches to its panel."""
+TOP, SIDE, CAPTION = 42, 8, 22
+"""Pixels: column headers, left and right margin, the line under the tree."""
+_BEFORE, _BEYOND, _AFTER = 18, 118, 78  # pixels: left of the root, last column to a ghost after it, right of that
+_ROOMY = 24  # up to this many lines, families included, every family is followed by a free line
 _FEWEST_LINES = 5
-_BEYOND = 0.85
-"""Columns from the last head's column to a ghost after it."""
+_EM = 0.61  # width of a monospaced character, in font sizes
+_NARROW = 64  # pixels of a column below which labels are small and have no tick
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Pixels of one column and one line, and the ends of the axes in columns and lines."""
+
+    column: float
+    line: float
+    left: float
+    right: float
+    bottom: float
+    height: int
+
+    @property
+    def font(self) -> int:
+        """Font size of labels."""
+        return 9 if self.narrow else max(9, min(13, int(self.line * 0.95)))
+
+    @property
+    def narrow(self) -> bool:
+        """The columns have hardly room for a label."""
+        return self.height > 0 and self.column < _NARROW
+
+    @property
+    def shrink(self) -> float:
+        """Markers keep their sizes until lines are closer than the font."""
+        return min(1.0, max(0.7, self.line / 11))
+
+    def columns(self, pixels: float) -> float:
+        """Pixels as a part of a column."""
+        return pixels / self.column
+
+    def text_width(self, characters: int) -> float:
+        """Pixels of a label."""
+        return characters * self.font * _EM
+
+    def room(self, depth: int) -> int:
+        """Characters that fit on a label in that column, its tick included."""
+        pixels = (self.column if depth < self.height else _BEYOND) - (26 if self.narrow else 36)
+        return max(3, int(pixels / (self.font * _EM)))
+
+
+def scale(height: int, lines: int) -> Scale:
+    """Scale of a tree of that many heads and lines; the same for all verdicts on it."""
+    inner = WIDTH - 2 * SIDE
+    column = (inner - _BEFORE - _BEYOND - _AFTER) / max(height, 1)
+    line = (HEIGHT - TOP - CAPTION - 4) / lines
+    return Scale(column, line, -_BEFORE / column, (inner - _BEFORE) / column, lines - 0.5 + CAPTION / line, height)
 
 
 @dataclass(frozen=True)
@@ -30,18 +82,14 @@ class Layout:
     """Nodes: rows; ("fold", row) for a "+n"; GHOST."""
     x: dict[Hashable, float]
     y: dict[Hashable, float]
-    lines: int
-    """Lines of text, free ones included; the same for every verdict on one tree."""
-    height: int
-    """Columns after the root's."""
+    scale: Scale
 
 
 def arrange(shape: TreeShape, folded: Folded, ghost_parent: int | None = None) -> Layout:
     """Place the drawn rows, a "+n" per folded family, and the ghost next to `ghost_parent`'s children."""
     graph = _graph(shape, folded)
     leaves = sum(1 for _, children in graph.out_degree if not children)
-    family_ends = sum(1 for node in graph if (last := _last_child(graph, node)) is not None
-                      and _last_child(graph, last) is None)
+    family_ends = sum(_ends_on_leaf(graph, node) for node in graph)
     roomy = leaves + family_ends <= _ROOMY
     beside = ghost_parent is not None and graph.out_degree(ghost_parent) > 0
     y, ghost_line = _lines(graph, roomy, ghost_parent if beside else None)
@@ -49,12 +97,13 @@ def arrange(shape: TreeShape, folded: Folded, ghost_parent: int | None = None) -
     shift = max(0.0, (_FEWEST_LINES - lines) / 2)
     y = {node: line + shift for node, line in y.items()}
     x = {node: _column(shape, node) for node in graph}
+    size = scale(shape.height, max(lines, _FEWEST_LINES))
     if ghost_parent is not None:
         depth = int(shape.depth[ghost_parent])
         graph.add_edge(ghost_parent, GHOST)
-        x[GHOST] = depth + (1.0 if depth < shape.height else _BEYOND)
+        x[GHOST] = depth + (1.0 if depth < shape.height else round(size.columns(_BEYOND), 3))
         y[GHOST] = ghost_line + shift if beside else y[ghost_parent]
-    return Layout(graph, x, y, max(lines, _FEWEST_LINES), shape.height)
+    return Layout(graph, x, y, size)
 
 
 def _graph(shape: TreeShape, folded: Folded) -> nx.DiGraph:
@@ -70,8 +119,10 @@ def _column(shape: TreeShape, node: Hashable) -> float:
     return float(shape.depth[node[1]] + 1) if isinstance(node, tuple) else float(shape.depth[node])
 
 
-def _last_child(graph: nx.DiGraph, node: Hashable) -> Hashable | None:
-    return next(reversed(graph.adj[node]), None)
+def _ends_on_leaf(graph: nx.DiGraph, node: Hashable) -> bool:
+    """Its last child is a leaf, so the free line after its family is not one of a child's family."""
+    children = list(graph.successors(node))
+    return bool(children) and graph.out_degree(children[-1]) == 0
 
 
 def _lines(graph: nx.DiGraph, roomy: bool, ghost_parent: int | None) -> tuple[dict[Hashable, float], float]:
@@ -80,14 +131,14 @@ def _lines(graph: nx.DiGraph, roomy: bool, ghost_parent: int | None) -> tuple[di
     free, ghost_line = 0, 0.0
     # Children before parents, so that a parent can stand in their middle.
     for node in nx.dfs_postorder_nodes(graph, 0):
-        children = list(graph.adj[node])
+        children = list(graph.successors(node))
         if not children:
             y[node] = float(free)
             free += 1
             continue
         y[node] = (y[children[0]] + y[children[-1]]) / 2
-        if roomy and not graph.adj[children[-1]]:
-            free += 1  # families that end on one leaf share the free line after it
+        if roomy and _ends_on_leaf(graph, node):
+            free += 1
         if node == ghost_parent:
             ghost_line = float(free - 1 if roomy else free)
             free += 0 if roomy else 1

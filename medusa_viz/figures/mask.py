@@ -24,9 +24,9 @@ WIDTH, HEIGHT = 472, 280
 """Pixels that sizes are worked out for."""
 CLOSED, ANCESTOR, SELF = 0, 1, 2
 _LABELS, _PREFIX = 118, 64  # pixels left of the cells
-_TOP, _BOTTOM = 30, 18  # pixels: brackets over the columns, the caption under them
+_TOP, _BARS, _BOTTOM = 24, 7, 18  # pixels: titles and bars over the columns, the caption under them
 _CELL = 20  # pixels at most
-_POOLED = 256  # pixels of the overview at most
+_POOLED = 128  # pixels of the overview at most, so that one is about two on the screen
 _LABEL_COLUMNS = 9
 
 
@@ -42,7 +42,6 @@ class MaskDrawing:
     """Rows that are committed; empty before verification."""
     bands: Sequence[str]
     """Title of each depth's columns."""
-    lang: str = "en"
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,7 @@ class _Scale:
 
 
 def _scale(rows: int) -> _Scale:
-    room_x, room_y = WIDTH - _LABELS - _PREFIX - 8, HEIGHT - _TOP - _BOTTOM
+    room_x, room_y = WIDTH - _LABELS - _PREFIX - 8, HEIGHT - _TOP - _BARS - _BOTTOM
     cell_x, cell_y = min(_CELL, room_x / rows), min(_CELL, room_y / rows)
     return _Scale(cell_x, cell_y, -0.5 - (_PREFIX + _LABELS) / cell_x, _PREFIX / cell_x,
                   -0.5 + room_x / cell_x + 6 / cell_x, -0.5 + room_y / cell_y)
@@ -83,14 +82,14 @@ def figure(drawing: MaskDrawing, t: Texts) -> dict:
     rows = drawing.shape.nodes + 1
     scale = _scale(rows)
     cells = _overview(drawing.shape) if kind(rows) == "overview" else _heatmap(drawing, t)
-    return {"data": [_prefix_block(drawing, scale, t), _ground(rows), cells, _lines(drawing, scale),
+    return {"data": [_prefix_block(drawing, scale, t), cells, _grid(rows), _bands(drawing, scale),
                      _kept_bars(drawing, scale)],
             "layout": _layout(drawing, scale, t)}
 
 
 def _layout(drawing: MaskDrawing, scale: _Scale, t: Texts) -> dict:
     rows = drawing.shape.nodes + 1
-    font = {"family": palette.sans(drawing.lang), "size": 11, "color": palette.INK}
+    font = {"family": palette.sans(t.lang), "size": 11, "color": palette.INK}
     axis = {"autorange": False, "zeroline": False, "showgrid": False, "ticks": "", "fixedrange": False}
     labelled = _labelled_rows(drawing, scale)
     return {
@@ -98,21 +97,21 @@ def _layout(drawing: MaskDrawing, scale: _Scale, t: Texts) -> dict:
         "paper_bgcolor": "rgba(0,0,0,0)", "plot_bgcolor": "rgba(0,0,0,0)", "font": font,
         "xaxis": {**axis, "range": [round(scale.left, 3), round(scale.right, 3)], "showticklabels": False,
                   "constrain": "range"},
-        "yaxis": {**axis, "range": [round(scale.bottom, 3), -0.5], "scaleanchor": False,
+        "yaxis": {**axis, "range": [round(scale.bottom, 3), round(-0.5 - _BARS / scale.cell_y, 3)], "scaleanchor": False,
                   "tickmode": "array", "tickvals": labelled, "ticktext": [_row_label(drawing, row) for row in labelled],
-                  "ticklabelposition": "inside", "tickfont": {**font, "family": palette.mono(drawing.lang)}},
+                  "ticklabelposition": "inside", "ticklabeloverflow": "allow", "tickfont": {**font, "family": palette.mono(t.lang)}},
         "showlegend": False, "hovermode": "closest", "dragmode": "pan", "bargap": 0,
         "hoverlabel": {"bgcolor": palette.GROUND, "bordercolor": palette.LINE, "align": "left", "font": font},
         "uirevision": "mask",
         "annotations": [*_band_titles(drawing, scale, font), *_prefix_titles(drawing, scale, font, t),
-                        _caption(font, t)],
+                        _caption(drawing, scale, font, t)],
     }
 
 
 def _labelled_rows(drawing: MaskDrawing, scale: _Scale) -> list[int]:
-    """Rows with room for a label of 10 pixels: kept rows first, then the first of each depth, then the others."""
+    """Rows with room for a label of 11 pixels: kept rows first, then the first of each depth, then the others."""
     rows = drawing.shape.nodes + 1
-    apart = max(1, int(np.ceil(10 / scale.cell_y)))
+    apart = max(1, int(np.ceil(11 / scale.cell_y)))
     if apart == 1:
         return list(range(rows))
     firsts = np.searchsorted(drawing.shape.depth, np.arange(drawing.shape.height + 1)).tolist()
@@ -136,29 +135,30 @@ def _band_titles(drawing: MaskDrawing, scale: _Scale, font: dict) -> list[dict]:
     edges = np.searchsorted(drawing.shape.depth, np.arange(drawing.shape.height + 2)).tolist()
     titles, free = [], -np.inf
     for depth, title in enumerate(drawing.bands[: drawing.shape.height + 1]):
-        middle, wide = (edges[depth] + edges[depth + 1] - 1) / 2, len(title) * 6 / scale.cell_x
+        wide = len(title) * 6 / scale.cell_x
+        middle = min((edges[depth] + edges[depth + 1] - 1) / 2, scale.right - wide / 2)
         if middle - wide / 2 < free:
-            title, wide = str(depth), 8 / scale.cell_x
-        if middle - wide / 2 < free:
-            continue
-        free = middle + wide / 2
-        titles.append({"x": middle, "y": 1, "xref": "x", "yref": "paper", "yanchor": "bottom", "yshift": 7,
-                       "showarrow": False, "text": title, "font": font})
+            title, wide = str(depth), 9 / scale.cell_x
+        if middle - wide / 2 >= free:
+            free = middle + wide / 2
+            titles.append({"x": middle, "y": 1, "xref": "x", "yref": "paper", "yanchor": "bottom", "yshift": 2,
+                           "showarrow": False, "text": title, "font": font})
     return titles
 
 
 def _prefix_titles(drawing: MaskDrawing, scale: _Scale, font: dict, t: Texts) -> list[dict]:
     middle = sum(scale.prefix_span) / 2
-    title = {"x": middle, "y": 1, "xref": "x", "yref": "paper", "yanchor": "bottom", "yshift": 1, "showarrow": False,
+    title = {"x": middle, "y": 1, "xref": "x", "yref": "paper", "yanchor": "bottom", "yshift": 2, "showarrow": False,
              "text": t("fig.mask.prefix", n=drawing.prefix), "font": font}
     columns = {**title, "x": scale.left, "xanchor": "left", "xshift": 4, "text": t("fig.mask.columns"),
                "font": {**font, "color": palette.INK_2}}
     return [title, columns]
 
 
-def _caption(font: dict, t: Texts) -> dict:
-    return {"x": 1, "y": 0, "xref": "paper", "yref": "paper", "xanchor": "right", "yanchor": "top", "xshift": -4,
-            "showarrow": False, "text": t("fig.mask.caption"), "font": {**font, "color": palette.INK_2}}
+def _caption(drawing: MaskDrawing, scale: _Scale, font: dict, t: Texts) -> dict:
+    """Under the prefix block, what it stands for."""
+    return {"x": scale.prefix_span[0], "y": drawing.shape.nodes + 0.5, "xref": "x", "yref": "y", "xanchor": "left",
+            "yanchor": "top", "showarrow": False, "text": t("fig.mask.prefix_all", n=drawing.prefix), "font": {**font, "color": palette.INK_2}}
 
 
 def _prefix_block(drawing: MaskDrawing, scale: _Scale, t: Texts) -> dict:
@@ -181,7 +181,7 @@ def _heatmap(drawing: MaskDrawing, t: Texts) -> dict:
     trace = {
         "type": "heatmap", "name": "mask", "z": z.tolist(), "zmin": CLOSED, "zmax": SELF, "showscale": False,
         "colorscale": [[edge, color] for i, color in enumerate(steps) for edge in (i / 3, (i + 1) / 3)],
-        "xgap": 1, "ygap": 1, "hoverinfo": "text", "hovertext": _hover(drawing, z, closed_too=glyphs, t=t),
+        "hoverinfo": "text", "hovertext": _hover(drawing, z, closed_too=glyphs, t=t),
         "hoverongaps": False,
     }
     if glyphs:
@@ -208,36 +208,42 @@ def _reason(shape: TreeShape, row: int, column: int, key: str) -> str:
     return "fig.mask.rival" if depths[0] == depths[1] else "fig.mask.later" if depths[0] < depths[1] else key
 
 
-def _ground(rows: int) -> dict:
-    """Behind the cells: what shows through the gaps is the grid."""
-    end = rows - 0.5
-    return {"type": "scatter", "mode": "none", "name": "grid", "x": [-0.5, end, end, -0.5], "y": [-0.5, -0.5, end, end],
-            "fill": "toself", "fillcolor": palette.GRID, "hoverinfo": "skip"}
+def _grid(rows: int) -> dict:
+    """Lines between the cells, where these are large enough to be counted."""
+    edges = np.arange(rows + 1) - 0.5 if rows <= GLYPHS_UP_TO else np.array([])
+    return _line_trace("grid", *_crossing(edges, -0.5, rows - 0.5), palette.GRID, 1)
 
 
-def _lines(drawing: MaskDrawing, scale: _Scale) -> dict:
-    """Grid between the bands of depth, and a bracket over each."""
+def _bands(drawing: MaskDrawing, scale: _Scale) -> dict:
+    """Lines between the depths."""
     edges = np.searchsorted(drawing.shape.depth, np.arange(drawing.shape.height + 2)) - 0.5
-    last = float(edges[-1])
+    return _line_trace("bands", *_crossing(edges, scale.prefix_span[0], float(edges[-1])), palette.BAND, 1)
+
+
+def _crossing(edges: np.ndarray, left: float, end: float) -> tuple[list, list]:
+    """A vertical and a horizontal line at every edge, as one run with gaps."""
     xs: list = []
     ys: list = []
     for edge in edges.tolist():
-        xs += [edge, edge, None, scale.prefix_span[0], last, None]
-        ys += [-0.5, last, None, edge, edge, None]
-    return {"type": "scatter", "mode": "lines", "name": "bands", "x": xs, "y": ys, "hoverinfo": "skip",
-            "line": {"color": palette.LINE, "width": 1}, "cliponaxis": False}
+        xs += [edge, edge, None, round(left, 3), end, None]
+        ys += [-0.5, end, None, edge, edge, None]
+    return xs, ys
+
+
+def _line_trace(name: str, xs: list, ys: list, color: str, width: float) -> dict:
+    return {"type": "scatter", "mode": "lines", "name": name, "x": xs, "y": ys, "hoverinfo": "skip",
+            "line": {"color": color, "width": width}, "cliponaxis": False}
 
 
 def _kept_bars(drawing: MaskDrawing, scale: _Scale) -> dict:
     """A bar at the margin of every kept row and over every kept column."""
     xs: list = []
     ys: list = []
-    left, top = scale.prefix_span[0] - 4 / scale.cell_x, -0.5 - 3 / scale.cell_y
+    left, top = scale.prefix_span[0] - 4 / scale.cell_x, -0.5 - 4 / scale.cell_y
     for row in sorted(drawing.kept):
         xs += [left, left, None, row - 0.5, row + 0.5, None]
         ys += [row - 0.5, row + 0.5, None, top, top, None]
-    return {"type": "scatter", "mode": "lines", "name": "kept", "x": xs, "y": ys, "hoverinfo": "skip",
-            "line": {"color": palette.ACCEPTED, "width": 3}, "cliponaxis": False}
+    return _line_trace("kept", xs, ys, palette.ACCEPTED, 3)
 
 
 def _overview(shape: TreeShape) -> dict:

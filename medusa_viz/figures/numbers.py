@@ -21,12 +21,17 @@ def exact(p: float) -> str:
 
 
 def compared(a: float, b: float, decimals: int = 3) -> tuple[str, str]:
-    """Both with that many decimals, or with as many as it takes to see which is larger; with a true minus sign."""
-    for places in range(decimals, 8):
+    """Both with that many decimals, or with as many as it takes to see which is larger and that none is 0."""
+    for places in range(decimals, 9):
         texts = f"{a:.{places}f}", f"{b:.{places}f}"
-        if texts[0] != texts[1]:
+        if texts[0] != texts[1] and all(float(text) for text in texts):
             break
     return texts[0].replace("-", MINUS), texts[1].replace("-", MINUS)
+
+
+def subscript(number: int) -> str:
+    """As in s₂."""
+    return "".join(chr(0x2080 + int(digit)) for digit in str(number))
 
 
 def milliseconds(ms: float) -> str:

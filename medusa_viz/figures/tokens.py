@@ -6,15 +6,20 @@ one function through which text of the model enters a figure.
 
 from __future__ import annotations
 
+import re
 import unicodedata
+from functools import lru_cache
 
-_MARKS = {" ": "␠", "\n": "⏎", "\r": "␍", "\t": "⇥"}
-_ESCAPES = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "$": "&#36;"}
+_SPACE = "␣"
+# The codec's ␠ and ␍ are in no font that Linux desktops commonly have; the open box and the arrows are.
+_MARKS = {" ": _SPACE, "␠": _SPACE, "\n": "⏎", "\r": "↵", "␍": "↵", "\t": "⇥", "\ufffd": "<U+FFFD>"}
+_BYTES = re.compile("(<[0-9A-F]{2}(?: [0-9A-F]{2})*>)")
+_ESCAPES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", "$": "&#36;"})
 
 
 def escaped(text: str) -> str:
     """Text for a Plotly label or hover string, shown literally."""
-    return "".join(_ESCAPES.get(character, character) for character in text)
+    return text.translate(_ESCAPES)
 
 
 def _mark(character: str) -> str:
@@ -24,20 +29,23 @@ def _mark(character: str) -> str:
     return f"<U+{ord(character):04X}>" if unicodedata.category(character)[0] in "CZ" else character
 
 
+@lru_cache(maxsize=1 << 16)
 def visible(text: str) -> str:
     """Every space and control character by a mark; never empty. Text that is marked already stays as it is."""
-    return "".join(map(_mark, text)) or "∅"
+    # Bytes of no character come as <F0 9F>, whose spaces are none of the token's.
+    parts = _BYTES.split(text)
+    return "".join(part if place % 2 else "".join(map(_mark, part)) for place, part in enumerate(parts)) or "∅"
 
 
 def spaced(text: str) -> str:
     """As `visible`, but one space before visible text is a space: a chip or quotation marks show it by its width."""
     shown = visible(text)
-    return " " + shown[1:] if shown[0] == "␠" and shown[1:2] not in ("", *_MARKS.values()) else shown
+    return " " + shown[1:] if shown[0] == _SPACE and shown[1:2] not in ("", *_MARKS.values()) else shown
 
 
 def quoted(text: str) -> str:
-    """Inside a sentence, in straight quotes."""
-    return f"'{spaced(text)}'"
+    """Inside a sentence, in straight quotes, cut where it is longer than a word."""
+    return f"'{shortened(spaced(text), 24)}'"
 
 
 def width(text: str) -> int:

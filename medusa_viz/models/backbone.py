@@ -20,7 +20,8 @@ from medusa_viz.models.cache import TreeCache
 from medusa_viz.models.device import Placement
 
 PREFILL_CHUNK = 512  # rows per prefill forward; bounds the mask to PREFILL_CHUNK x prompt
-SELF_CHECK_TOLERANCE = 0.05  # share of the largest logit; a wrong mask or position shifts logits by far more
+SELF_CHECK_TOLERANCE = 0.05  # share of the largest logit, in half precision
+SELF_CHECK_TOLERANCE_EXACT = 1e-3  # in fp32 and fp64, where kernels differ by about 1e-6
 CACHE_ARGUMENTS = ("cache", "past_key_values")  # transformers 5.24 renamed the forward's cache argument
 
 
@@ -50,6 +51,9 @@ class Backbone:
         self._cache_argument = next((name for name in CACHE_ARGUMENTS if name in parameters), None)
         if self.lm_head is None or self._cache_argument is None:
             raise BackboneError(f"{type(model).__name__} is no causal language model with a key-value cache.")
+        if "position_ids" not in parameters:
+            raise BackboneError(f"{type(model).__name__} takes no position ids, without which siblings of a tree cannot "
+                                "share a position.")
         self._can_slice = "logits_to_keep" in parameters
 
     @property
@@ -84,6 +88,9 @@ class Backbone:
         """Commit `ids` to the cache; hidden [keep, d] and logits [keep, V] of the last `keep` of them."""
         if not ids:
             raise BackboneError("The prompt holds no token; type at least one character.")
+        if cache.length + len(ids) > self.context:
+            raise BackboneError(f"The text has {cache.length + len(ids):,} tokens, but {self.name} has room for "
+                                f"{self.context:,}.")
         kept: list[Forward] = []
         for first in range(0, len(ids), PREFILL_CHUNK):
             chunk = torch.tensor(ids[first : first + PREFILL_CHUNK], device=self.device)
@@ -147,22 +154,26 @@ class Backbone:
         return mask
 
     def check_trees(self) -> None:
-        """Refuse, before the first token, a model whose logits under a tree mask differ from a plain forward's."""
+        """Refuse, before the first token, a model whose logits under a tree mask differ from its own plain forward's."""
         # Root with two children, the second of which has a child: siblings, depth and the prefix all count.
         ids = [token % self.vocab_size for token in (11, 7, 5, 3, 2, 13)]
         prefix, root, left, right, below = ids[:2], ids[2], ids[3], ids[4], ids[5]
         mask = torch.tensor([[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 0, 1, 1]], dtype=torch.bool)
-        tree, plain = self.new_cache(16), self.new_cache(16)
+        tree = self.new_cache(16)
         try:
             self.prefill(prefix, tree)
             tokens = torch.tensor([root, left, right, below], device=self.device)
             depth = torch.tensor([0, 1, 1, 2], device=self.device)
             seen = self.verify(tokens, depth, self.additive(mask), tree).logits[3]
-            expected = self.prefill([*prefix, root, right, below], plain).logits[0]
+            path = torch.tensor([[*prefix, root, right, below]], device=self.device)
+            with torch.inference_mode():  # no mask, position or cache of ours: what the model does by itself
+                expected = self.model(input_ids=path, use_cache=False).logits[0, -1]
         except (TypeError, ValueError, KeyError, RuntimeError, AttributeError, IndexError, NotImplementedError) as error:
             raise BackboneError(f"{self.name} cannot run a tree: {str(error).splitlines()[0]:.160}") from error
         scale = expected.float().abs().max().clamp_min(1e-6)
-        if not ((seen.float() - expected.float()).abs().max() <= SELF_CHECK_TOLERANCE * scale):
+        half = torch.finfo(seen.dtype).bits < 32
+        tolerance = SELF_CHECK_TOLERANCE if half else SELF_CHECK_TOLERANCE_EXACT
+        if not ((seen.float() - expected.float()).abs().max() <= tolerance * scale):
             raise BackboneError(f"{self.name} does not honour a tree mask: its logits differ from a plain forward's.")
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -22,6 +22,7 @@ from medusa_viz.models.heads import HeadsError, MedusaHeads
 WEIGHTS_NAME = "medusa_lm_head.safetensors"
 CONFIG_NAME = "config.json"
 DRAFT_VOCABULARY = "draft_vocabulary"
+MAX_PADDING = 1024  # own output matrices may have this many rows more than the backbone, rounded up by their trainer
 _PREFIXES = ("model.", "module.", "medusa_heads.", "medusa_head.")
 _LINEAR = re.compile(r"(\d+)\.(\d+)\.linear\.(weight|bias)")
 _OUTPUT = re.compile(r"(\d+)\.(\d+)\.weight")
@@ -53,7 +54,7 @@ class LoadReport:
 
 @dataclass(frozen=True)
 class LoadedHeads:
-    """Heads as read from disk, on the CPU, in the file's precision."""
+    """Heads as read from disk, on the CPU."""
 
     module: MedusaHeads
     config: HeadsConfig
@@ -74,13 +75,14 @@ def save(folder: Path, heads: MedusaHeads, config: HeadsConfig, dtype: torch.dty
     if heads.draft_ids is not None:
         tensors[DRAFT_VOCABULARY] = heads.draft_ids.to("cpu", torch.int32)
     save_file(tensors, folder / WEIGHTS_NAME)
-    (folder / CONFIG_NAME).write_text(json.dumps(asdict(config), indent=1, ensure_ascii=False) + "\n")
+    (folder / CONFIG_NAME).write_text(json.dumps(asdict(config), indent=1, ensure_ascii=False) + "\n", "utf-8")
     return folder / WEIGHTS_NAME
 
 
-def load(source: str | Path, hidden_size: int, vocab_size: int) -> LoadedHeads:
+def load(source: str | Path, hidden_size: int, vocab_size: int, dtype: torch.dtype = torch.float32) -> LoadedHeads:
     """Read heads from a folder or a .safetensors file and check them against a backbone's sizes.
 
+    `dtype` is the backbone's, which the heads will be cast to: a notice says where that loses precision.
     Raises HeadsError in one sentence for anything missing, misshapen or unknown; no head is ever left random.
     """
     path = _weights_path(Path(source))
@@ -90,14 +92,19 @@ def load(source: str | Path, hidden_size: int, vocab_size: int) -> LoadedHeads:
         raise HeadsError(f"The heads file {path} cannot be read ({str(error).splitlines()[0]:.120}).") from error
     config, notices = _read_config(path.with_name(CONFIG_NAME))
     module, report = from_tensors(tensors, config, hidden_size, vocab_size)
-    return LoadedHeads(module, config, LoadReport(report.used, report.unused, report.missing,
-                                                  notices + report.notices), str(source))
+    stored = tensors[report.used[0]].dtype
+    if torch.promote_types(stored, dtype) != dtype:
+        notices.append(f"the heads are stored in {_name(stored)} and rounded to the backbone's {_name(dtype)}")
+    if len(config.accuracy) > module.heads:
+        notices.append(f"the accuracy table has {len(config.accuracy)} rows; the {module.heads} heads' are used")
+        config = replace(config, accuracy=config.accuracy[: module.heads])
+    return LoadedHeads(module, config, replace(report, notices=notices + report.notices), str(source))
 
 
 def from_tensors(tensors: dict[str, Tensor], config: HeadsConfig, hidden_size: int, vocab_size: int
                  ) -> tuple[MedusaHeads, LoadReport]:
     """Heads from tensors in the published layouts, under any of their prefixes."""
-    named = {_stripped(key): key for key in tensors}
+    named = _named(tensors)
     linear = {name: _LINEAR.fullmatch(name) for name in named if _LINEAR.fullmatch(name)}
     output = {name: _OUTPUT.fullmatch(name) for name in named if _OUTPUT.fullmatch(name)}
     if not linear:
@@ -113,24 +120,26 @@ def from_tensors(tensors: dict[str, Tensor], config: HeadsConfig, hidden_size: i
         raise HeadsError(f"The heads file lacks {missing[0]} (head {missing[0].split('.')[0]} of {heads}, counted "
                          f"from 0){f' and {len(missing) - 1} more' if len(missing) > 1 else ''}; "
                          "heads with missing tensors would draft noise.")
-    if owned and len(owned) < heads:
+    if output and len(owned) < heads:
         odd = [str(h) for h in range(heads) if f"{h}.{layers}.weight" not in owned]
         raise HeadsError(f"Some heads own an output matrix and head {', '.join(odd)} (from 0) does not; "
                          "all must, or none.")
     draft_ids = _draft_ids(tensors, vocab_size)
     rows = vocab_size if draft_ids is None else len(draft_ids)
-    _check_shapes({name: tensors[named[name]] for name in wanted + owned}, hidden_size, rows)
+    parts = {name: tensors[named[name]] for name in wanted + owned}
+    padded = _cut_padding(parts, owned, rows)
+    _check_shapes(parts, hidden_size, rows)
 
     module = MedusaHeads(heads, hidden_size, layers, draft_ids,
-                         torch.stack([tensors[named[name]] for name in owned]) if owned else None)
+                         torch.stack([parts[name] for name in owned]) if owned else None)
     with torch.no_grad():
         for h in range(heads):
             for layer in range(layers):
-                module.weight[layer, h] = tensors[named[f"{h}.{layer}.linear.weight"]]
-                module.bias[layer, h] = tensors[named[f"{h}.{layer}.linear.bias"]]
-    used = wanted + owned + [DRAFT_VOCABULARY] * (draft_ids is not None)
-    unused = sorted(set(tensors) - {named[name] for name in used})
-    return module, LoadReport(used, unused, [], _notices(config, heads, layers, unused))
+                module.weight[layer, h] = parts[f"{h}.{layer}.linear.weight"]
+                module.bias[layer, h] = parts[f"{h}.{layer}.linear.bias"]
+    used = [named[name] for name in wanted + owned] + [DRAFT_VOCABULARY] * (draft_ids is not None)
+    unused = sorted(set(tensors) - set(used))
+    return module, LoadReport(used, unused, [], padded + _notices(config, heads, layers, unused))
 
 
 def _weights_path(source: Path) -> Path:
@@ -146,11 +155,42 @@ def _read_config(path: Path) -> tuple[HeadsConfig, list[str]]:
     if not path.is_file():
         return HeadsConfig(), [f"no {CONFIG_NAME} beside the heads; counts are taken from the tensors"]
     try:
-        data = json.loads(path.read_text())
+        data = json.loads(path.read_text("utf-8"))
         known = {name: data[name] for name in HeadsConfig.__dataclass_fields__ if name in data}
+        if not isinstance(data, dict) or not _is_accuracy(known.get("accuracy", [])):
+            raise ValueError("it is no object, or its accuracy is no table of shares")
         return HeadsConfig(**known), []
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise HeadsError(f"{path} is not a readable heads config ({error}).") from error
+
+
+def _is_accuracy(table: object) -> bool:
+    return isinstance(table, list) and all(
+        isinstance(row, list) and all(isinstance(share, (int, float)) and 0 <= share <= 1 for share in row)
+        for row in table)
+
+
+def _named(tensors: dict[str, Tensor]) -> dict[str, str]:
+    """The file's key by the name without prefix."""
+    named: dict[str, str] = {}
+    for key in tensors:
+        if (name := _stripped(key)) in named:
+            raise HeadsError(f"The heads file holds {name} twice, as {named[name]} and as {key}.")
+        named[name] = key
+    return named
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _cut_padding(parts: dict[str, Tensor], owned: list[str], rows: int) -> list[str]:
+    """Cut output matrices that were rounded up to more rows than the vocabulary has ids; a notice if so."""
+    extra = {name: len(parts[name]) - rows for name in owned if 0 < len(parts[name]) - rows <= MAX_PADDING}
+    for name in extra:
+        parts[name] = parts[name][:rows]
+    return [f"the output matrices have {max(extra.values())} rows more than the vocabulary; those are never drafted"
+            ] if extra else []
 
 
 def _stripped(key: str) -> str:

@@ -58,4 +58,8 @@ def _device(name: str) -> torch.device:
         raise DeviceError("device cuda was asked for, but torch sees no CUDA device here.")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise DeviceError(f"device {name} was asked for, but there are {torch.cuda.device_count()} CUDA devices.")
+    try:
+        torch.empty(1, device=device).cpu()
+    except (RuntimeError, NotImplementedError, AssertionError):  # a kind that this torch or this machine lacks
+        raise DeviceError(f"device {name} was asked for, but torch cannot use it here.") from None
     return device

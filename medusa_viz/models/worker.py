@@ -48,42 +48,51 @@ class Worker:
             for other in self._turns:
                 if other == owner:
                     break
-                before += 1
+                before += any(not future.cancelled() for future, _ in self._queues[other])
             return before + (self._busy is not None and self._busy != owner)
 
     def cancel(self, owner: str) -> None:
         """Drop the owner's queued jobs; one that is running finishes."""
         with self._condition:
-            for future, _ in self._queues.get(owner, ()):
+            for future, _ in list(self._queues.get(owner, ())):  # a copy: a future's callback may queue more
                 future.cancel()
 
     def close(self) -> None:
         """Finish the running job, cancel the others, end the thread."""
         with self._condition:
             self._closed = True
-            for queue in self._queues.values():
-                for future, _ in queue:
-                    future.cancel()
+            for future, _ in [entry for queue in self._queues.values() for entry in queue]:
+                future.cancel()
             self._condition.notify()
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
     def _run(self) -> None:
-        while True:
-            with self._condition:
-                self._busy = None
-                while not self._turns and not self._closed:
-                    self._condition.wait()
-                if not self._turns:
-                    return
-                owner = self._busy = self._turns.popleft()
-                future, job = self._queues[owner].popleft()
-                if self._queues[owner]:
-                    self._turns.append(owner)
-                else:
-                    del self._queues[owner]
-            if future.set_running_or_notify_cancel():
-                try:
-                    future.set_result(job())
-                except BaseException as error:  # handed to whoever waits for the future, whatever it is
-                    future.set_exception(error)
+        while self._serve():
+            pass
+
+    def _serve(self) -> bool:
+        """Wait for a job and do it; False once closed. A call of its own, so that no job, and with it a session's
+        cache, is kept alive while the next one is awaited."""
+        with self._condition:
+            self._busy = None
+            while not self._turns and not self._closed:
+                self._condition.wait()
+            if not self._turns:
+                return False
+            owner = self._turns.popleft()
+            queue = self._queues[owner]
+            while queue and not queue[0][0].set_running_or_notify_cancel():
+                queue.popleft()  # a cancelled job takes no turn
+            future, job = queue.popleft() if queue else (None, None)
+            if queue:
+                self._turns.append(owner)
+            else:
+                del self._queues[owner]
+            self._busy = owner if future else None
+        if future:
+            try:
+                future.set_result(job())
+            except BaseException as error:  # handed to whoever waits for the future, whatever it is
+                future.set_exception(error)
+        return True

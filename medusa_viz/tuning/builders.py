@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 
-from medusa_viz.decoding.tree import Path, TreeError, TreeShape, dense, from_paths
+from medusa_viz.decoding.tree import MAX_NODES, Path, TreeError, TreeShape, dense, dense_nodes, from_paths
 
 Accuracy = Sequence[Sequence[float]]
 """a_k(i): chance that exactly rank i of head k is the right token; K rows, one per head, ranks 0.. in order."""
@@ -17,10 +17,10 @@ def sparse(accuracy: Accuracy, budget: int, top_s: Sequence[int] | None = None) 
     With heads taken as independent a node is right with the product of the accuracies along its path, and the
     expected number of accepted drafts is the sum over the nodes. No product exceeds its parent's, so taking the
     best node adjacent to the tree, again and again, takes the `budget` largest of all: optimal under independence.
-    Equal values go to the shallower node, then to the smaller path. `top_s` walls the ranks of each head in; past
-    the table's ranks a wall has no measured accuracy and counts as 0, so such nodes come last.
+    Equal values go to the shallower node, then to the smaller path. `top_s` walls the ranks of each head in (None: no
+    walls); ranks past the table's have no measured accuracy and are never taken.
     """
-    walls = [min(s, len(row)) for s, row in zip(top_s, accuracy)] if top_s else [len(row) for row in accuracy]
+    walls = [len(row) for row in accuracy] if top_s is None else [min(s, len(row)) for s, row in zip(top_s, accuracy)]
     # Per head, ranks by falling accuracy: a table measured on few positions need not fall with the rank.
     order = [sorted(range(s), key=lambda rank: (-row[rank], rank)) for s, row in zip(walls, accuracy)]
 
@@ -73,9 +73,14 @@ def build(spec: str, heads: int, accuracy: Accuracy) -> TreeShape:
         return dense([1] * _depth(numbers[0] if numbers else heads, heads, spec))
     if kind == "dense" and numbers:
         _depth(len(numbers), heads, spec)
+        if sum(dense_nodes(numbers)) > MAX_NODES:
+            raise TreeError(f"The tree {spec} has {sum(dense_nodes(numbers)):,} nodes; {MAX_NODES:,} are the limit.")
         return dense(numbers)
     if kind == "sparse" and len(numbers) == 1:
-        return sparse(accuracy, numbers[0])
+        if numbers[0] and not accuracy:
+            raise TreeError(f"The tree {spec} needs the heads' accuracies, and their file holds none; "
+                            "name another one, such as chain or dense:3,2,1.")
+        return sparse(accuracy[:heads], numbers[0])
     raise TreeError(f"'{spec}' is no tree: use plain, chain:3, dense:3,2,1, sparse:16 or a JSON file of paths.")
 
 

@@ -35,8 +35,10 @@ import(files + setup.script).then(({ mount }) => mount(element.querySelector('.m
 
 # Gradio's own frame steps back: the page fills the window.
 FRAME_CSS = """
-.gradio-container { padding: 0 !important; max-width: none !important; background: none !important; }
+.gradio-container { padding: 0 !important; max-width: none !important; background: none !important;
+  overflow: visible !important; }
 .gradio-container > .main, .gradio-container .wrap, .gradio-container .column { padding: 0 !important; gap: 0 !important; }
+.gradio-container .block, .gradio-container .html-container { padding: 0 !important; overflow: visible !important; }
 .gradio-container footer { display: none !important; }
 """
 

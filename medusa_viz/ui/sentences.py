@@ -60,10 +60,11 @@ class Narrator:
         parent = self.step.drafts.parent[row]
         top = seen.top[parent]
         drawn = next((child for child in verdict.accepted if child and self.step.drafts.parent[child] == parent), None)
-        p, bound = numbers.compared(verdict.p[row], verdict.threshold[row])
-        plain = self.rule != "typical"
+        p, bound = numbers.probability(verdict.p[row]), numbers.probability(verdict.threshold[row])
+        if verdict.p[row] > verdict.threshold[row] > 0:
+            p, bound = numbers.compared(verdict.p[row], verdict.threshold[row])
         return {
-            "p": numbers.probability(verdict.p[row]) if plain else p, "bound": bound, "no": seen.rank[row] + 1,
+            "p": p, "bound": bound, "no": seen.rank[row] + 1,
             "best": tokens.quoted(self.name(top.ids[0])), "best_p": numbers.probability(top.p[0]),
             "drawn": tokens.quoted(self.name(self.step.drafts.token[drawn] if drawn else verdict.next_root)),
         }
@@ -148,10 +149,11 @@ class Narrator:
         wall = self._wall(k)
         rank = self._head_rank(last, k)
         if wall == 0:
-            return wanted + self.t("view.stop.ended", k=k)
+            return wanted + self.t("view.stop.ended", s=f"s{numbers.subscript(k)}")
         if rank is None:
             return wanted + self.t("view.stop.unknown", k=k)
-        return wanted + self.t("view.stop.outside" if rank >= wall else "view.stop.size", k=k, no=rank + 1, wall=wall)
+        return wanted + self.t("view.stop.outside" if rank >= wall else "view.stop.size", k=k, no=rank + 1,
+                               s=f"s{numbers.subscript(k)}", wall=wall)
 
     def _wall(self, k: int) -> int:
         """Top-s of head k; of a tree made by other walls, its own width there."""

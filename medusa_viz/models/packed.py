@@ -1,0 +1,246 @@
+"""Packed linears: fp32 weights laid out once for oneDNN, for inference on a CPU.
+
+`F.linear` lays a weight out anew on every call with a few rows, which costs more than the product itself. Here that
+is done once. Linears that read the same input become one product. Private operators of torch do the work, so `pack`
+looks for them, compares, times, and says in one sentence what it kept. What is packed has no gradient and cannot be
+copied or moved; its weights can still be read and saved, since oneDNN's layout turns back into the plain one exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from statistics import median
+from time import perf_counter
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+FUSED_NAMES = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+"""Siblings, as Llama and its relatives name them, that read the same input."""
+
+TOLERANCE = 1e-3  # of the largest number compared; two right kernels differ by about 1e-6
+TRIAL_BYTES = 64 << 20  # weights in a trial: more than caches hold, so that it streams from memory as a step does
+TRIAL_ROUNDS = 5
+TRIAL_ROWS = (1, 8)  # a plain step; a small tree
+INFERENCE_ONLY = "Packed linears are for inference only; load the backbone with packed=False to train, copy or move it."
+
+
+class PackedWeight:
+    """A weight [out, in] and its bias [out] in oneDNN's own layout; called as F.linear is: x [..., in] -> [..., out]."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        self.out_features, self.in_features = weight.shape
+        self.bias = bias
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach())
+        self._product = torch.ops.mkldnn._linear_pointwise.default  # looked up once, not on every call
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if x.requires_grad:
+            raise RuntimeError(INFERENCE_ONLY)
+        return self._product(x, self._packed, self.bias, "none", [], "")
+
+    def dense(self) -> Tensor:
+        """The plain weight, bit for bit, as a new tensor."""
+        return self._packed.to_dense()
+
+    def __reduce_ex__(self, protocol: int) -> tuple:
+        raise TypeError(INFERENCE_ONLY)  # torch's own error names a storage, which helps nobody
+
+
+class SharedProduct:
+    """Linears with the same input as one product: whoever is called first computes it, the others take their part."""
+
+    def __init__(self, linears: list[nn.Linear]) -> None:
+        biases = [linear.bias for linear in linears]
+        self._sizes = [linear.out_features for linear in linears]
+        self._whole = PackedWeight(torch.cat([linear.weight.detach() for linear in linears]),
+                                   None if biases[0] is None else torch.cat(biases))
+        self._input: Tensor | None = None
+        self._parts: list[Tensor | None] = [None] * len(linears)
+
+    def part(self, place: int, x: Tensor) -> Tensor:
+        """The product of linear number `place`. Each part is handed out once, so the same tensor object fed again,
+        perhaps with new numbers in it, is computed again."""
+        if x is not self._input or self._parts[place] is None:
+            self._input, self._parts = x, list(self._whole(x).split(self._sizes, dim=-1))
+        result, self._parts[place] = self._parts[place], None
+        if not any(part is not None for part in self._parts):
+            self._input = None
+        return result
+
+    def dense(self, place: int) -> Tensor:
+        """The plain weight of linear number `place`."""
+        return self._whole.dense().split(self._sizes)[place].clone()
+
+
+class PackedLinear(nn.Module):
+    """Stands where an nn.Linear stood. The weight is neither parameter nor buffer: nothing may move or copy it."""
+
+    def __init__(self, linear: nn.Linear, product: Callable[[Tensor], Tensor], dense: Callable[[], Tensor]) -> None:
+        super().__init__()
+        self.in_features, self.out_features, self.bias = linear.in_features, linear.out_features, linear.bias
+        self._product, self._dense = product, dense
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._product(x)
+
+    @property
+    def weight(self) -> Tensor:
+        """The plain weight [out, in]: unpacked on each call, unless the model keeps it anyway (tied embeddings)."""
+        return self._dense()
+
+    def extra_repr(self) -> str:
+        return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
+
+    def _save_to_state_dict(self, destination: dict, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[prefix + "weight"] = self.weight.detach()
+
+    def _apply(self, fn: Callable, recurse: bool = True) -> nn.Module:
+        raise RuntimeError(INFERENCE_ONLY)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Packed against plain on the same linears: time of F.linear / time packed, at 1 row and at 8."""
+
+    gains: tuple[float, float]
+    error: float
+    """Largest difference, as a share of the largest result."""
+
+    @property
+    def faster(self) -> bool:
+        """Gains at one of the two outweigh a loss at the other."""
+        return self.gains[0] * self.gains[1] > 1
+
+    def __str__(self) -> str:
+        return " and ".join(f"{gain:.1f}x at {rows} row{'s' * (rows > 1)}" for gain, rows in zip(self.gains, TRIAL_ROWS))
+
+
+@torch.inference_mode()
+def pack(model: nn.Module, probe: Callable[[], Tensor]) -> str:
+    """Replace the model's fp32 linears by packed ones if they are right and faster here; says which, in a few words.
+
+    `probe` runs the model on a few tokens and returns its logits, before and after.
+    """
+    linears = [module for module in model.modules() if can_pack(module)]
+    if not linears:
+        return "plain (no fp32 linears on a CPU)"
+    if not has_operators():
+        return "plain (this torch has no packed oneDNN linears)"
+    try:
+        trial = measure(linears)
+        if trial.error > TOLERANCE:
+            return f"plain (packed oneDNN differs by {trial.error:.0e})"
+        if not trial.faster:
+            return f"plain (packed oneDNN is no faster here: {trial})"
+        del linears  # so that each plain weight goes once it is packed
+        expected = probe()
+        replace_linears(model)
+        if not relative_error(probe(), expected) <= TOLERANCE:  # also where it is no number
+            restore_linears(model)
+            return "plain (packed oneDNN changes this model's logits)"
+    except (RuntimeError, NotImplementedError) as error:
+        restore_linears(model)
+        return f"plain (packed oneDNN failed: {str(error).splitlines()[0]:.80})"
+    return f"packed oneDNN, {trial}"
+
+
+def has_operators() -> bool:
+    """Whether torch brings the operators; a build without oneDNN, or a later torch, may not."""
+    return torch.backends.mkldnn.is_available() and all(
+        hasattr(torch.ops.mkldnn, name) for name in ("_reorder_linear_weight", "_linear_pointwise"))
+
+
+def can_pack(module: nn.Module) -> bool:
+    """A plain fp32 linear on the CPU: no subclass (quantised, adapted), which may compute something else."""
+    return type(module) is nn.Linear and module.weight.dtype == torch.float32 and module.weight.device.type == "cpu"
+
+
+def linear_like(module: nn.Module, weight: Tensor, bias: Tensor | None = None) -> Callable[[Tensor], Tensor]:
+    """x -> F.linear(x, weight, bias), packed if `module` is."""
+    return PackedWeight(weight, bias) if isinstance(module, PackedLinear) else partial(F.linear, weight=weight, bias=bias)
+
+
+def replace_linears(model: nn.Module) -> None:
+    """Put packed linears in place of all that can be packed, those that share an input as one product."""
+    kept_anyway = _shared_weights(model)
+    for parent in list(model.modules()):
+        for names in FUSED_NAMES:
+            group = [getattr(parent, name, None) for name in names]
+            if _fits_together(group) and not any(id(linear.weight) in kept_anyway for linear in group):
+                shared = SharedProduct(group)
+                for place, (name, linear) in enumerate(zip(names, group)):
+                    setattr(parent, name, PackedLinear(linear, partial(shared.part, place), partial(shared.dense, place)))
+        for name, child in list(parent.named_children()):
+            if can_pack(child):
+                packed = PackedWeight(child.weight, child.bias)
+                plain = child.weight.detach() if id(child.weight) in kept_anyway else None
+                setattr(parent, name, PackedLinear(child, packed, packed.dense if plain is None else lambda w=plain: w))
+
+
+def restore_linears(model: nn.Module) -> None:
+    """Put plain linears back in place of packed ones."""
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, PackedLinear):
+                linear = nn.Linear(child.in_features, child.out_features, bias=False, device="meta")
+                linear.weight = nn.Parameter(child.weight, requires_grad=False)
+                linear.bias = child.bias
+                setattr(parent, name, linear.train(child.training))
+
+
+def measure(linears: Iterable[nn.Linear]) -> Trial:
+    """Pack some of the linears aside, compare one with F.linear, and time both kinds side by side."""
+    some = list(_up_to(TRIAL_BYTES, linears))
+    packed = [PackedWeight(linear.weight, linear.bias) for linear in some]
+    widths = {linear.in_features for linear in some}
+    gains, error = [], 0.0
+    for rows in TRIAL_ROWS:
+        inputs = {width: torch.linspace(-1, 1, rows * width).view(rows, width) for width in widths}
+        expected = F.linear(inputs[some[0].in_features], some[0].weight, some[0].bias)
+        error = max(error, relative_error(packed[0](inputs[some[0].in_features]), expected))
+        ratios = []
+        for _ in range(TRIAL_ROUNDS):
+            plain_s = _seconds(lambda: [F.linear(inputs[l.in_features], l.weight, l.bias) for l in some])
+            ratios.append(plain_s / _seconds(lambda: [product(inputs[product.in_features]) for product in packed]))
+        gains.append(median(ratios))
+    return Trial((gains[0], gains[1]), error)
+
+
+def relative_error(seen: Tensor, expected: Tensor) -> float:
+    """Largest difference as a share of the largest expected number."""
+    return float((seen - expected).abs().max() / expected.abs().max().clamp_min(1e-6))
+
+
+def _fits_together(group: list[nn.Module | None]) -> bool:
+    return (all(module is not None and can_pack(module) for module in group)
+            and len({(linear.in_features, linear.bias is None) for linear in group}) == 1)
+
+
+def _shared_weights(model: nn.Module) -> set[int]:
+    """Ids of parameters that stand in more than one module, such as an LM head tied to the embeddings."""
+    seen: set[int] = set()
+    several: set[int] = set()
+    for _, parameter in model.named_parameters(remove_duplicate=False):
+        (several if id(parameter) in seen else seen).add(id(parameter))
+    return several
+
+
+def _up_to(limit: int, linears: Iterable[nn.Linear]) -> Iterator[nn.Linear]:
+    """The first linears, as long as their weights come to `limit` bytes at most; at least one."""
+    total = 0
+    for linear in linears:
+        total += linear.weight.nbytes
+        if total > limit and total > linear.weight.nbytes:
+            return
+        yield linear
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    begun = perf_counter()
+    work()
+    return perf_counter() - begun

@@ -1,0 +1,98 @@
+"""Status, run, text and steps: the parts of the view that tell where a session stands."""
+
+from __future__ import annotations
+
+from medusa_viz.decoding.records import Step
+from medusa_viz.figures import numbers, tokens
+from medusa_viz.figures.palette import source
+from medusa_viz.figures.texts import Texts
+from medusa_viz.ui.snapshot import Snapshot
+
+PHASES = ("propose", "verify", "accept", "commit")
+
+
+def status(snapshot: Snapshot, t: Texts) -> dict:
+    """The one status line. What went wrong is said by the model side; the rest by us."""
+    model = snapshot.model
+    text = model.detail or t("view.status.error")
+    if model.state != "error":
+        text = t(f"view.status.{model.phase or 'load'}") if model.state == "loading" else t("view.status.ready")
+    return {"state": model.state, "text": text, "fraction": model.fraction, "notice": snapshot.notice,
+            "title": model.title or snapshot.title}
+
+
+def run(snapshot: Snapshot, step: Step | None, t: Texts) -> dict:
+    """What can be done now, and what the buttons say."""
+    return {
+        "recorded": snapshot.recorded, "banner": t(f"view.banner.{snapshot.model.state}") if snapshot.recorded else "",
+        "finished": snapshot.finished, "finished_text": t(f"view.finished.{snapshot.finished}") if snapshot.finished else "",
+        "pending": snapshot.pending, "changed": snapshot.changed, "step_label": _step_label(snapshot, step, t),
+        "verify": _verify_label(step, t), "can": _can(snapshot), "branch": snapshot.branch,
+        "branches": [{"name": tab.name, "steps": tab.steps, "fork": tab.fork} for tab in snapshot.branches],
+    }
+
+
+def _can(snapshot: Snapshot) -> dict[str, bool]:
+    count, ready = len(snapshot.steps), snapshot.model.state == "ready"
+    further = snapshot.index + 1 < count
+    # A step that must be run needs the model; one that is only shown does not.
+    runs = (snapshot.changed or snapshot.pending) and ready
+    step = runs or further and not snapshot.changed
+    return {"start": ready, "step": step, "back": snapshot.index > 0, "forward": further, "play": step,
+            "reset": count > 0 and (ready or snapshot.recorded)}
+
+
+def _step_label(snapshot: Snapshot, step: Step | None, t: Texts) -> str:
+    if step is None:
+        return t("view.step.none")
+    if snapshot.changed:
+        return t("view.step.branch")
+    if not snapshot.pending:
+        return t("view.step.forward")
+    return t("view.step.commit", n=len(step.verdict.committed)) if step.verdict else t("view.step.verify")
+
+
+def _verify_label(step: Step | None, t: Texts) -> str:
+    if step is None or step.verification is not None:
+        return ""
+    if step.estimate_ms is None:
+        return t("view.verify", nodes=step.shape.nodes)
+    return t("view.verify_estimate", nodes=step.shape.nodes, time=numbers.duration(step.estimate_ms))
+
+
+def steps(snapshot: Snapshot) -> dict:
+    """The step slider: dots as high as what each step commits."""
+    return {"index": snapshot.index, "count": len(snapshot.steps),
+            "committed": [len(step.verdict.committed) if step.verdict else 0 for step in snapshot.steps]}
+
+
+def phases(step: Step | None) -> list[dict]:
+    """Measured milliseconds of the four parts."""
+    return [{"name": name, "ms": getattr(step.timings, name) if step else None} for name in PHASES]
+
+
+def equality(snapshot: Snapshot, t: Texts) -> dict:
+    """Does the text equal plain greedy's?"""
+    found = snapshot.equality
+    gap = "" if found.gap is None else f"{found.gap:.1e}"
+    return {"state": found.note, "text": t(f"view.equality.{found.note}", position=(found.position or 0) + 1, gap=gap)}
+
+
+def text(snapshot: Snapshot, step: Step | None) -> dict:
+    """Prompt and committed tokens, each with the head it came from, and the tokens of the step shown."""
+    chips = [_chip(snapshot, token, None, -1) for token in snapshot.prompt_ids]
+    for done in snapshot.steps[: snapshot.index]:
+        chips += [_chip(snapshot, token, depth, done.index)
+                  for depth, token in enumerate(done.verdict.committed if done.verdict else ())]
+    pending = []
+    if step is not None and step.verdict is not None:
+        for depth, (token, row) in enumerate(zip(step.verdict.committed, step.verdict.accepted)):
+            path = ".".join(map(str, step.shape.paths[row]))
+            pending.append({**_chip(snapshot, token, depth, step.index), "path": path})
+    return {"prompt": snapshot.prompt, "chips": chips, "pending": pending}
+
+
+def _chip(snapshot: Snapshot, token: int, depth: int | None, step: int) -> dict:
+    kind = snapshot.kinds.get(token, "text")
+    shown = tokens.spaced(snapshot.texts.get(token) or f"#{token}")
+    return {"t": shown, "k": kind, "src": None if depth is None else source(depth), "step": step}

@@ -1,0 +1,121 @@
+"""The real app in its own process, one browser, and pages that must stay free of errors and foreign requests."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from urllib.parse import urlparse
+
+import pytest
+from playwright.sync_api import Browser, Error, Page, sync_playwright
+
+from tests.browser.explorer import Explorer
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+ARGUMENTS = ["--no-sandbox", "--disable-gpu"]
+START_SECONDS = 60
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.browser)
+
+
+@pytest.fixture(scope="session")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Address of a running app; MEDUSA_VIZ_URL names one that runs already."""
+    if given := os.environ.get("MEDUSA_VIZ_URL"):
+        yield given
+        return
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    log = tmp_path_factory.mktemp("app") / "app.log"
+    with log.open("w") as out:
+        app = subprocess.Popen([sys.executable, "app.py", "--port", str(port)], cwd=REPOSITORY, stdout=out, stderr=out)
+    address = f"http://127.0.0.1:{port}"
+    try:
+        _wait_for(address, app, log)
+        yield address
+    finally:
+        app.terminate()
+        app.wait(20)
+
+
+def _wait_for(address: str, app: subprocess.Popen, log: Path) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline and app.poll() is None:
+        try:
+            urllib.request.urlopen(address, timeout=2).close()
+            return
+        except OSError:
+            time.sleep(0.2)
+    pytest.fail(f"app.py did not open {address} within {START_SECONDS} s; its log ends: {log.read_text()[-2000:]}")
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        path = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
+        try:
+            browser = playwright.chromium.launch(executable_path=path, args=ARGUMENTS)
+        except Error as error:
+            pytest.fail(f"No Chromium could be started; run `playwright install chromium` ({error.message[:200]}).")
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="session")
+def ready(url: str, browser: Browser) -> str:
+    """The address, once the model behind it is ready."""
+    page = browser.new_page()
+    page.goto(url)
+    Explorer(page).wait_ready()
+    page.close()
+    return url
+
+
+@pytest.fixture
+def open_page(ready: str, browser: Browser) -> Iterator[Callable[..., Explorer]]:
+    """Opens a page of its own visitor; at the end none may have failed or asked another machine for anything."""
+    pages: list[tuple[Page, list[str]]] = []
+
+    def open_(width: int = 1440, height: int = 900, **context: object) -> Explorer:
+        page = browser.new_context(viewport={"width": width, "height": height},
+                                   **{"reduced_motion": "reduce", **context}).new_page()
+        pages.append((page, watched(page)))
+        page.goto(ready)
+        return Explorer(page).wait_drawn()
+
+    yield open_
+    for page, faults in pages:
+        page.context.close()
+        assert not faults, faults
+
+
+def watched(page: Page) -> list[str]:
+    """Faults of a page as they come: exceptions, console errors, dialogs, requests to other hosts."""
+    faults: list[str] = []
+    page.on("pageerror", lambda error: faults.append(f"exception: {error}"))
+    page.on("console", lambda message: faults.append(f"console: {message.text}") if message.type == "error" else None)
+
+    def on_dialog(dialog: object) -> None:
+        faults.append(f"dialog: {dialog.message}")
+        dialog.dismiss()
+
+    def on_request(request: object) -> None:
+        place = urlparse(request.url)
+        if place.scheme not in ("data", "blob") and place.hostname != "127.0.0.1":
+            faults.append(f"request: {request.url}")
+
+    page.on("dialog", on_dialog)
+    page.on("request", on_request)
+    return faults

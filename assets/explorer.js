@@ -64,17 +64,22 @@ async function show(app, view, job) {
   phaseChanged(app);
   select(app);
   mark(app);
-  const moving = job.action === 'step' && app.motion.wanted(before, view, app.period());
-  if (moving) app.motion.reveal(before, view, (phase) => app.tree.draw(phase), 0.8 * app.period());
-  else {
-    app.motion.skip();
-    await app.tree.draw(app.phase);
-  }
-  await frame();
+  await drawTree(app, before, job);
   const ms = performance.now() - job.at;
   app.root.dataset.repaint = ms.toFixed(0);
   app.knobs.measured(view, ['knob', 'preset'].includes(job.action) ? ms : null);
   mark(app);
+}
+
+// A step forward moves; news that arrive by themselves leave a motion alone, since it ends with the newest view.
+async function drawTree(app, before, job) {
+  if (job.action === 'step' && app.motion.wanted(before, app.view, app.period())) {
+    app.motion.reveal(before, app.view, (phase = app.phase) => app.tree.draw(phase), 0.8 * app.period());
+  } else if (job.action !== 'poll' || !app.motion.running) {
+    app.motion.skip();
+    await app.tree.draw(app.phase);
+  }
+  await frame();
 }
 
 function setPhase(app, phase) {

@@ -2,6 +2,8 @@
 
 import { maskMarks, Plot, treeMarks } from './plots.js';
 
+const LINE_FOR_TWO = 25;
+
 export function createTree(app) {
   const { parts, selection, options } = app;
   const plot = new Plot(parts.treePlot, {
@@ -19,10 +21,26 @@ export function createTree(app) {
     draw(phase) {
       const { tree } = app.view;
       plot.marks = treeMarks(selection, plot.ink, at);
-      return plot.draw(tree.data[phase - 1], tree.figure.layout);
+      return plot.draw(fitted(tree.data[phase - 1], tree.figure.layout, plot.host), tree.figure.layout);
     },
     select: () => plot.mark(treeMarks(selection, plot.ink, at)),
   };
+}
+
+// Figures are drawn for one size. Where a window leaves less, what would collide goes: first the probabilities under
+// the tree's labels, then the size of the mask's row labels.
+function fitted(data, layout, host) {
+  const [bottom, top] = layout.yaxis.range ?? [1, 0];
+  const line = (host.clientHeight - (layout.margin?.t ?? 0)) / (bottom - top);
+  return line >= LINE_FOR_TWO ? data : data.filter((trace) => trace.name !== 'probabilities');
+}
+
+function fittedLabels(layout, host) {
+  if (!layout.yaxis.tickfont) return layout;
+  const [bottom, top] = layout.yaxis.range;
+  const line = (host.clientHeight - layout.margin.t - layout.margin.b) / (bottom - top);
+  const size = Math.max(6, Math.min(layout.yaxis.tickfont.size, Math.floor(line)));
+  return { ...layout, yaxis: { ...layout.yaxis, tickfont: { ...layout.yaxis.tickfont, size } } };
 }
 
 export function createMask(app) {
@@ -41,7 +59,7 @@ export function createMask(app) {
     plot,
     draw(view) {
       plot.marks = marks();
-      plot.draw(view.mask.figure.data, view.mask.figure.layout);
+      plot.draw(view.mask.figure.data, fittedLabels(view.mask.figure.layout, plot.host));
     },
     select: () => plot.mark(marks()),
   };

@@ -23,20 +23,28 @@ export class Motion {
       && view.steps.index === before.steps.index + 1 && period >= FASTEST_PERIOD && this.plot.host.clientWidth > 0;
   }
 
+  get running() {
+    return this.abort !== null;
+  }
+
   skip() {
     this.abort?.abort();
   }
 
-  // Plays commit of the old step, then propose, verify and accept of the new one. `draw(phase)` draws the new tree.
+  // Plays commit of the old step, then propose, verify and accept of the new one. `draw(phase)` draws the new
+  // tree; without a phase it draws what the page shows by then, so a skipped motion ends there too.
   reveal(before, view, draw, budget) {
     this.skip();
     const abort = new AbortController();
     this.abort = abort;
+    this.parts.root.dataset.moving = '';
     const path = view.tree.nodes.filter((node) => ['root', 'accepted', 'cut'].includes(node.verdict) || node.row === 0);
     const total = COMMIT + PROPOSE + VERIFY + ACCEPT * path.length;
     const pace = Math.min(1, Math.min(MOST, budget) / total);
     this.done = this.run(before, path, draw, pace, abort.signal).finally(() => {
-      if (this.abort === abort) this.abort = null;
+      if (this.abort !== abort) return;
+      this.abort = null;
+      delete this.parts.root.dataset.moving;
       this.parts.overlay.replaceChildren();
     });
     return this.done;
@@ -59,7 +67,7 @@ export class Motion {
     if (!signal.aborted) await draw(2);
     await part(overlay, [{ backgroundColor: 'var(--flash)' }, { backgroundColor: 'transparent' }], VERIFY);
     for (const node of path) await this.visit(node, ACCEPT * pace, signal);
-    await draw(3);
+    await draw();
   }
 
   // The token the backbone wanted becomes the next root.

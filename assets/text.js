@@ -92,10 +92,11 @@ function drawChips(app, view) {
   const { parts, t } = app;
   const { chips, pending } = view.text;
   const keys = chips.map((token) => `${token.src}|${token.k}|${token.step}|${token.t}`);
+  for (const old of parts.chips.querySelectorAll('[data-fresh]')) old.removeAttribute('data-fresh');
   replaceTail(parts.chips, keys, (index) => {
     const token = chips[index];
     const committed = token.src !== null && Number.isInteger(token.step) && token.step >= 0;
-    return chip(token, committed ? { 'data-step': token.step, title: t('ui.chip_step', { step: token.step + 1 }) } : {});
+    return chip(token, committed ? { 'data-step': token.step, 'data-fresh': token.step === view.steps.index - 1, title: t('ui.chip_step', { step: token.step + 1 }) } : {});
   });
   const pendingKeys = pending.map((token) => `${token.src}|${token.k}|${token.path}|${token.t}`);
   replaceTail(parts.pending, pendingKeys, (index) => chip(pending[index], { 'data-path': pending[index].path ?? '' }));

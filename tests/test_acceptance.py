@@ -295,7 +295,7 @@ def test_draws_follow_the_tempered_and_truncated_softmax(temperature, top_p):
 @pytest.mark.parametrize("top_p", [1.0, 0.75])
 def test_rejection_preserves_the_distribution_of_texts(top_p):
     """Joint distribution of the first three tokens, over many seeds, against the exact one by the chain rule."""
-    vocab, ids, temperature = 5, [1, 3, 2], 1.3
+    vocab, ids, temperature = 4, [1, 3, 2], 1.3
     of = backbone(vocab_size=vocab, num_hidden_layers=1, seed=1, spread=0.25)
     drafter = random_drafter(of, heads=2)
     exact = np.zeros((vocab, vocab, vocab))
@@ -310,10 +310,10 @@ def test_rejection_preserves_the_distribution_of_texts(top_p):
             for c, pc in enumerate(following([a, b])):
                 exact[a, b, c] = pa * pb * pc
     counts, committed = np.zeros_like(exact), 0
-    for seed in range(1500):
+    for seed in range(900):
         drawn = Acceptance("rejection", temperature, top_p=top_p, seed=seed)
         steps = list(decoder.decode(of, drafter, ids, dense([2, 2]), drawn, 3))
         committed += len(steps)
         counts[tuple(token for step in steps for token in step.tokens)] += 1
     assert_drawn_from(counts.ravel(), exact.ravel())
-    assert committed < 1500 * 3  # drafts were accepted
+    assert committed < 900 * 3  # drafts were accepted

@@ -130,6 +130,6 @@ def test_reweighing_is_quick(shape, limit_ms):
 
 
 def _timed(work):
-    begun = time.perf_counter()
+    begun = time.process_time()
     work()
-    return (time.perf_counter() - begun) * 1e3
+    return (time.process_time() - begun) * 1e3

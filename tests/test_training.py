@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -151,13 +150,13 @@ def test_the_total_equals_its_parts_and_weights_count_from_one():
     states, targets = material.batch(np.arange(len(material.labels)), HEADS, CPU)
     terms = objectives.medusa1(module, material.rows, states, targets, 0.0)
     assert terms.weights == pytest.approx([0.8, 0.64, 0.512, 0.4096])
-    parts = sum(weight * float(loss) for weight, loss in zip(terms.weights, terms.losses))
-    assert float(terms.total) == pytest.approx(parts, abs=1e-5)
+    parts = sum(weight * loss.item() for weight, loss in zip(terms.weights, terms.losses))
+    assert terms.total.item() == pytest.approx(parts, abs=1e-5)
     logits = Drafter(MedusaHeads(HEADS, VOCAB), _linear(material.rows.weight)).logits(states)
     for k in range(HEADS):
         there = targets.labels[:, k] >= 0
         plain = torch.nn.functional.cross_entropy(logits[k][there], targets.labels[there, k])
-        assert float(terms.losses[k]) == pytest.approx(float(plain), abs=1e-5)
+        assert terms.losses[k].item() == pytest.approx(float(plain), abs=1e-5)
 
 
 def _linear(weight: torch.Tensor) -> torch.nn.Linear:
@@ -191,7 +190,8 @@ def test_soft_targets_of_head_k_are_the_backbone_s_distribution_k_places_on():
     ids, p = taught.targets(np.array([2, 9]), 3)
     expected = (torch.from_numpy(states).float() @ rows.weight.t()).softmax(-1)
     for k in range(1, 4):
-        assert torch.allclose(torch.zeros(VOCAB).scatter(0, ids[0, k - 1], p[0, k - 1].float()), expected[2 + k], atol=1e-3)
+        found = torch.zeros(VOCAB).scatter(0, ids[0, k - 1], p[0, k - 1].float())
+        assert torch.allclose(found, expected[2 + k], atol=1e-3)
     assert ids.shape == (2, 3, VOCAB)  # past the end a row stands in
 
 
@@ -349,7 +349,8 @@ def test_hidden_states_equal_a_plain_forward_and_an_interrupted_pass_goes_on(tmp
     with pytest.raises(Stop):
         hidden.hidden_states(backbone, replies, tmp_path / "parts", torch.float32, stop)
     seen = []
-    parts = hidden.hidden_states(backbone, replies, tmp_path / "parts", torch.float32, lambda done, n: seen.append(done))
+    parts = hidden.hidden_states(backbone, replies, tmp_path / "parts", torch.float32,
+                                 lambda done, total: seen.append(done))
     assert np.array_equal(parts, whole) and seen[0] > 60 and seen[-1] == len(replies.ids)
     assert hidden.hidden_states(backbone, replies, tmp_path / "parts", torch.float32, stop) is not None  # all done
 
@@ -381,7 +382,7 @@ def test_ranks_and_accuracy_equal_a_plain_count(tmp_path):
     for i in range(len(replies)):
         ids = replies.sequence(i)
         for t in range(replies.reply_start[i] - 1, len(ids) - 1):
-            best = drafter.top(torch.from_numpy(states[replies.offsets[i] + t][None]).float(), 10).ids
+            best = drafter.top(torch.tensor(states[replies.offsets[i] + t][None]).float(), 10).ids
             for k in range(1, 4):
                 target = ids[t + k + 1] if t + k + 1 < len(ids) else -1
                 rank = best[k - 1].tolist().index(target) if target in best[k - 1] else NOT_RANKED

@@ -17,6 +17,7 @@ from medusa_viz.models.heads import Drafter, MedusaHeads
 MC_SIM_7B_63 = [[int(rank) for rank in word] for word in (
     "0 00 1 01 2 000 10 02 3 03 4 04 20 05 001 5 06 6 07 010 11 7 08 002 30 09 8 9 100 020 12 003 40 21 004 005 0000 "
     "011 006 030 50 13 007 008 009 60 040 14 70 012 200 31 22 80 050 15 101 021 90 060 0001 16 070").split()]
+torch.set_num_threads(1)  # these models are too small to share out, least of all on shared cores
 VOCAB = 61
 SIZES = {"vocab_size": VOCAB, "hidden_size": 64, "intermediate_size": 48, "num_hidden_layers": 2,
          "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 128,
@@ -62,6 +63,11 @@ def model(kind: str = "llama", seed: int = 0, dtype: torch.dtype = torch.float32
 def backbone(kind: str = "llama", seed: int = 0, dtype: torch.dtype = torch.float32, attention: str = "sdpa",
              **changes: object) -> Backbone:
     return Backbone(model(kind, seed, dtype, attention, **changes), Placement(torch.device("cpu"), dtype, "test"), kind)
+
+
+def difference(got: torch.Tensor, right: torch.Tensor) -> float:
+    """Largest difference as a share of the largest number."""
+    return float((got - right).abs().max() / right.abs().max())
 
 
 def prompt(seed: int, length: int = 6, vocab: int = VOCAB) -> list[int]:

@@ -17,10 +17,12 @@ from medusa_viz.decoding.tree import TreeShape
 from medusa_viz.figures.fold import Folded
 
 GHOST = "ghost"
-WIDTH, HEIGHT = 720, 560
-"""Pixels that sizes and cuts are worked out for; the figure itself stretches to its panel."""
-TOP, SIDE, CAPTION = 42, 8, 22
-"""Pixels: column headers, left and right margin, the line under the tree."""
+WIDTH, HEIGHT = 694, 488
+"""Pixels of the panel at 1440 x 900, for which sizes and cuts are worked out; the figure itself stretches."""
+SIDE, CAPTION = 8, 22
+"""Pixels: left and right margin, the line under the tree."""
+_TOP, _TOP_CROWDED = 42, 25  # pixels: column headers in two lines, or in one where many leaves need the height
+_CROWDED = 30  # lines
 _BEFORE, _BEYOND, _AFTER = 18, 118, 78  # pixels: left of the root, last column to a ghost after it, right of that
 _ROOMY = 24  # up to this many lines, families included, every family is followed by a free line
 _FEWEST_LINES = 5
@@ -38,11 +40,18 @@ class Scale:
     right: float
     bottom: float
     height: int
+    top: int
+    """Pixels of the column headers."""
+
+    @property
+    def crowded(self) -> bool:
+        """Many lines: the headers give up one of theirs."""
+        return self.top == _TOP_CROWDED
 
     @property
     def font(self) -> int:
         """Font size of labels."""
-        return 9 if self.narrow else max(9, min(13, int(self.line * 0.95)))
+        return 9 if self.narrow else max(9, min(13, int(self.line)))
 
     @property
     def narrow(self) -> bool:
@@ -64,7 +73,7 @@ class Scale:
 
     def room(self, depth: int) -> int:
         """Characters that fit on a label in that column, its tick included."""
-        pixels = (self.column if depth < self.height else _BEYOND) - (26 if self.narrow else 36)
+        pixels = (self.column if depth < self.height else _BEYOND) - (30 if self.narrow else 41)
         return max(3, int(pixels / (self.font * _EM)))
 
 
@@ -72,8 +81,9 @@ def scale(height: int, lines: int) -> Scale:
     """Scale of a tree of that many heads and lines; the same for all verdicts on it."""
     inner = WIDTH - 2 * SIDE
     column = (inner - _BEFORE - _BEYOND - _AFTER) / max(height, 1)
-    line = (HEIGHT - TOP - CAPTION - 4) / lines
-    return Scale(column, line, -_BEFORE / column, (inner - _BEFORE) / column, lines - 0.5 + CAPTION / line, height)
+    top = _TOP if lines <= _CROWDED else _TOP_CROWDED
+    line = (HEIGHT - top - CAPTION - 4) / lines
+    return Scale(column, line, -_BEFORE / column, (inner - _BEFORE) / column, lines - 0.5 + CAPTION / line, height, top)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from medusa_viz.figures import palette, tokens
 from medusa_viz.figures.texts import Texts
 
 GLYPHS_UP_TO, CELLS_UP_TO = 24, 64
-WIDTH, HEIGHT = 472, 280
+WIDTH, HEIGHT = 470, 266
 """Pixels that sizes are worked out for."""
 CLOSED, ANCESTOR, SELF = 0, 1, 2
 _LABELS, _PREFIX = 118, 64  # pixels left of the cells

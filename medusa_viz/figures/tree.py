@@ -12,13 +12,13 @@ from dataclasses import dataclass
 
 from medusa_viz.decoding import records
 from medusa_viz.figures import palette, tokens
-from medusa_viz.figures.layout import CAPTION, GHOST, SIDE, TOP, Layout, Scale
+from medusa_viz.figures.layout import CAPTION, GHOST, SIDE, Layout, Scale
 from medusa_viz.figures.texts import Texts
 
 PROPOSE, VERIFY, ACCEPT, COMMIT = range(1, 5)
 HISTOGRAM_ABOVE = 600
-_LABEL = 11  # pixels from the middle of a marker to its label
-_SMALL_FROM = 29  # pixels per line from which a probability fits under each label
+_LABEL = 16  # pixels from the middle of a marker to its label; the ring of a selected node fits between
+_SMALL_FROM = 24  # pixels per line from which a probability fits under each label
 _FADED = 0.22
 
 
@@ -50,7 +50,7 @@ def figure(drawing: TreeDrawing, t: Texts) -> dict:
     font = {"family": palette.sans(t.lang), "size": 12, "color": palette.INK}
     hidden = {"visible": False, "autorange": False, "zeroline": False}
     return {
-        "margin": {"l": SIDE, "r": SIDE, "t": TOP, "b": 0},
+        "margin": {"l": SIDE, "r": SIDE, "t": scale.top, "b": 0},
         "paper_bgcolor": "rgba(0,0,0,0)", "plot_bgcolor": "rgba(0,0,0,0)",
         "font": font,
         "xaxis": {**hidden, "range": [round(scale.left, 3), round(scale.right, 3)]},
@@ -64,15 +64,18 @@ def figure(drawing: TreeDrawing, t: Texts) -> dict:
 
 def _header(depth: int, drawing: TreeDrawing, scale: Scale, font: dict, t: Texts) -> dict:
     """Over a column: which head drafts it, what it predicts, and in a very large tree how many nodes it has."""
-    wide = scale.column >= 84
-    lines = ["<b>" + (t("view.head", k=depth) if depth else t("view.root")) + "</b>",
-             t("fig.predicts" if wide and depth else "fig.place", next=depth + 1)]
+    title = "<b>" + (t("view.head", k=depth) if depth else t("view.root")) + "</b>"
+    long = depth and scale.column >= 84 and not scale.crowded
+    predicts = t("fig.predicts" if long else "fig.place", next=depth + 1)
     if depth and sum(drawing.counts) > HISTOGRAM_ABOVE:
-        lines[1] = t("fig.nodes", n=drawing.counts[depth - 1])
+        predicts = t("fig.nodes", n=drawing.counts[depth - 1])
+    size = 9 if scale.column <= 50 else 10 if scale.crowded else 11
+    # One line has room for both only where the columns are wide.
+    lines = [title] if scale.crowded and scale.column < 84 else [title, predicts]
     return {
         "x": depth, "xref": "x", "xanchor": "left", "xshift": -10, "y": 1, "yref": "paper", "yanchor": "bottom",
-        "yshift": 4, "showarrow": False, "align": "left", "text": "<br>".join(lines),
-        "font": {**font, "size": 11 if scale.column > 50 else 9, "color": palette.RAMP_INK[palette.source(depth)]},
+        "yshift": 4, "showarrow": False, "align": "left", "text": (" · " if scale.crowded else "<br>").join(lines),
+        "font": {**font, "size": size, "color": palette.RAMP_INK[palette.source(depth)]},
         "bgcolor": palette.RAMP[palette.source(depth)], "borderpad": 3,
     }
 

@@ -33,12 +33,13 @@ Weights in fp16, `{{head}}.{{layer}}.linear.weight|bias` with heads from 0, and 
 
 
 def _data(config: HeadsConfig, replies: Replies) -> str:
-    counts = [("training", replies.split == TRAIN), ("held out", replies.split == HELD_OUT)]
+    parts = [replies.split == TRAIN, replies.split == HELD_OUT]
     reply_tokens = np.diff(replies.offsets) - replies.reply_start
-    rows = [[kind] + [f"{reply_tokens[(replies.kind == i) & chosen].sum():,} in {((replies.kind == i) & chosen).sum():,}"
-                      for _, chosen in counts] for i, kind in enumerate(replies.kinds)]
-    temperatures = ", ".join(f"{t:.1f} ({int((np.isclose(replies.temperature, t, atol=0.01) & (replies.split == TRAIN)).sum()):,} replies)"
-                             for t in sorted({round(float(t), 1) for t in replies.temperature}))
+    rows = [[kind] + [_count(reply_tokens[(replies.kind == i) & part]) for part in parts]
+            for i, kind in enumerate(replies.kinds)]
+    drawn_at = np.round(replies.temperature[parts[0]].astype(float), 1)
+    counted = zip(*np.unique(drawn_at, return_counts=True))
+    temperatures = ", ".join(f"{t:.1f} ({count:,} replies)" for t, count in counted)
     return f"""## Data
 
 `{replies.name}` (fingerprint {config.trained["data_fingerprint"]}): replies that the backbone wrote itself \
@@ -51,11 +52,16 @@ derived from it.
 """
 
 
+def _count(tokens: np.ndarray) -> str:
+    return f"{tokens.sum():,} in {len(tokens):,}"
+
+
 def _recipe(config: HeadsConfig) -> str:
     t = config.trained
     facts = [
-        ("objective", f"Σ 0.8^k · L_k; L_k: mean cross entropy of head k over its own labels, {1 - t['distill']:g} on the "
-                      f"token that came and {t['distill']:g} on the backbone's own distribution there"),
+        ("objective", "Σ 0.8^k · L_k; L_k: mean cross entropy of head k over its own labels, "
+                      f"{1 - t['distill']:g} on the token that came and {t['distill']:g} on the backbone's own "
+                      "distribution there"),
         ("labels", "prompts and replies" if t["whole_text"] else "reply tokens only"),
         ("labels per head", ", ".join(f"{n:,}" for n in t["labels_per_head"])),
         ("draft vocabulary", f"{t['draft_rows']:,} rows: the most frequent reply tokens and all single bytes; holds "
@@ -115,7 +121,7 @@ def _limits(config: HeadsConfig) -> str:
 - Made for {config.base_model_name_or_path} alone; on another backbone the heads draft noise.
 - The held-out replies come from the same sources as the training data; on other questions the heads do worse.
 - Tokens outside the draft vocabulary are never drafted; such places cost a plain step.
-- The heads were trained with stored hidden states; a sampled text at a high temperature is drafted worse than a greedy one.
+- Text sampled at a high temperature is drafted worse than greedy text.
 """
 
 

@@ -49,8 +49,8 @@ def run(args: argparse.Namespace) -> int:
     from medusa_viz.training.trainer import TrainingError
 
     try:
-        settings = TrainSettings(**{field.name: getattr(args, field.name) for field in dataclasses.fields(TrainSettings)})
-        _train(args, settings)
+        _train(args, TrainSettings(**{field.name: getattr(args, field.name)
+                                      for field in dataclasses.fields(TrainSettings)}))
     except (SettingsError, BackboneError, DeviceError, ModelUnavailable, DataError, TrainingError) as error:
         print(error, file=sys.stderr)
         return 1

@@ -24,7 +24,7 @@ class Scores:
     """One group of held-out replies.
 
     positions[k]: head k's scorable positions; accuracy[k][i]: share of them where exactly rank i is right; a target
-    outside the draft vocabulary counts as a miss. tokens_per_step: by number of nodes as text (it goes into JSON), greedy
+    outside the draft vocabulary counts as a miss. tokens_per_step: by number of nodes (text, for JSON), of greedy
     replies only.
     """
 
@@ -43,7 +43,8 @@ class Scores:
 def rank_table(module: MedusaHeads, rows: OutputRows, hidden: np.ndarray, replies: Replies,
                top: int = MAX_RANKS) -> RankTable:
     """Rank of every reply token under every head, from the hidden states [N, d] of `replies`."""
-    first = replies.offsets[:-1] + np.maximum(replies.reply_start, 1) - 1  # the first step drafts at the last prompt token
+    # The first step drafts at the last prompt token.
+    first = replies.offsets[:-1] + np.maximum(replies.reply_start, 1) - 1
     lengths = np.maximum(replies.offsets[1:] - 1 - first, 0)
     places = np.concatenate([np.arange(start, start + n) for start, n in zip(first, lengths)] or [[]]).astype(np.int64)
     ends = np.repeat(replies.offsets[1:], lengths)

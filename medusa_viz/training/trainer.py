@@ -87,6 +87,7 @@ class Trainer:
         self.optimizer = torch.optim.AdamW(self.module.parameters(), lr=settings.lr, betas=(0.9, 0.99),
                                            weight_decay=settings.weight_decay)
         self.step, self.seconds = 0, 0.0
+        self._pass, self._order = -1, np.empty(0, np.int64)
         self.steps_per_pass = math.ceil(len(material.labels) / settings.batch)
         self.total_steps = self.steps_per_pass * settings.passes
 
@@ -123,16 +124,16 @@ class Trainer:
             terms.total.backward()
             norm = torch.nn.utils.clip_grad_norm_(self.module.parameters(), self.settings.clip)
         if not (terms.total.isfinite() and norm.isfinite()):
-            raise TrainingError(f"Training stopped at step {self.step + 1}: the loss is {float(terms.total.detach())} and "
-                                f"the gradient norm {float(norm)}; the heads as of step {self.step} are kept.")
+            raise TrainingError(f"Training stopped at step {self.step + 1}: the loss is {float(terms.total.detach())} "
+                                f"and the gradient norm {float(norm)}; the heads as of step {self.step} are kept.")
         self.optimizer.step()
         return terms, float(norm)
 
     def _positions(self) -> np.ndarray:
-        """Indices of this step's positions. The order of a pass depends on seed and pass alone, so it is never stored."""
+        """Indices of this step's positions. A pass's order depends on seed and pass alone, so it is never stored."""
         number, within = divmod(self.step, self.steps_per_pass)
-        if getattr(self, "_order_of", None) != number:
-            self._order_of = number
+        if self._pass != number:
+            self._pass = number
             self._order = np.random.default_rng((self.settings.seed, number)).permutation(len(self.material.labels))
         return self._order[within * self.settings.batch : (within + 1) * self.settings.batch]
 

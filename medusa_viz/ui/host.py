@@ -64,6 +64,11 @@ class Host:
         """A session's model side. Call on the worker."""
         return self._live.LiveRun(self.engine)
 
+    def close(self) -> None:
+        """End the worker; torch must not outlive the interpreter."""
+        if self.worker:
+            self.worker.close()
+
     def _report(self, phase: str, fraction: float | None, detail: str) -> None:
         self.status = ModelStatus("loading", phase, fraction, detail)
 
@@ -116,6 +121,10 @@ class Sessions:
         session, lock = self._session(token)
         with lock:
             return records.to_json(session.record())
+
+    def session(self, token: str) -> ExplorerSession:
+        """A page's session."""
+        return self._session(token)[0]
 
     def waiting(self, token: str) -> int:
         """How many people the model serves before this page's next job."""

@@ -48,7 +48,9 @@ class Line:
 def recorded_line(branch: Branch) -> Line:
     """A branch of a recording, shown at its end."""
     entries = [Entry(step, step, tuple(range(step.cache_rows)), _recorded_knobs(step)) for step in branch.steps]
-    return Line(branch.name, entries, branch.parent, branch.fork, branch.steps[-1].verdict.finish)
+    last = branch.steps[-1]
+    finished = last.verdict.finish if last.timings.commit is not None else None  # else it is still pending
+    return Line(branch.name, entries, branch.parent, branch.fork, finished)
 
 
 def _recorded_knobs(step: Step) -> Knobs:

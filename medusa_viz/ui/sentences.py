@@ -84,7 +84,7 @@ class Narrator:
         if length == best_length:
             own, best = numbers.compared(log_p, best_log_p, decimals=1)
             return self.t("view.row.tie", log_p=own, best=best)
-        return self.t("view.row.shorter", length=length, best=best_length, **self._facts(row))
+        return self.t("view.row.shorter", length=length, best=best_length)
 
     @cached_property
     def _best_below(self) -> list[tuple[int, float]]:

@@ -1,0 +1,201 @@
+"""A backbone over many texts side by side, one token of each per forward.
+
+`RowCache` is a padded static cache: every text has a row of its own and stands at its own position in it. Attention
+groups the query heads of one key head instead of copying keys (grouped-query attention), as an attention function of
+ours that only this copy of the model's modules and config names; the weights are the shared backbone's own tensors.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.masking_utils import eager_mask
+
+from medusa_viz.models.backbone import Backbone, BackboneError, _input_of
+from medusa_viz.models.cache import TreeCache
+
+GROUPED = "medusa_viz_grouped"
+BLOCK = 64  # cache rows are made, and attention windows widened, in blocks of this many positions
+AGREEMENT = 1e-3  # of the largest logit: grouped attention against the model's own
+
+
+def grouped_attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor,
+                      scaling: float | None = None, dropout: float = 0.0, **_) -> tuple[Tensor, None]:
+    """Attention of query [B, H, T, D] over key and value [B, G, S, D], with an additive mask [B, 1, T, S].
+
+    The H/G query heads of a key head become rows of one product, so no key is repeated. Two batched products beat
+    the fused kernel here: on a CPU by up to two, and a row's result does not depend on the rows beside it or on how
+    far the window is padded, bit for bit, which the fused kernel does not give.
+    """
+    rows, heads, length, size = query.shape
+    groups = key.shape[1]
+    stacked = (query * (size**-0.5 if scaling is None else scaling)).reshape(rows, groups, -1, size)
+    scores = (stacked @ key.transpose(2, 3)).view(rows, groups, heads // groups, length, -1)
+    scores += attention_mask[:, :, None]
+    weights = scores.softmax(-1, dtype=torch.float32).to(value.dtype)
+    mixed = weights.view(rows, groups, -1, key.shape[2]) @ value
+    return mixed.view(rows, heads, length, size).transpose(1, 2).contiguous(), None
+
+
+AttentionInterface.register(GROUPED, grouped_attention)
+AttentionMaskInterface.register(GROUPED, eager_mask)  # where transformers makes a mask by itself: additive, 4-D
+
+
+class _RowLayer(CacheLayerMixin):
+    """Keys and values [rows, key heads, capacity, head size] of one layer."""
+
+    def __init__(self, owner: RowCache, prefix: tuple[Tensor, Tensor] | None) -> None:
+        super().__init__()
+        self.owner, self.prefix = owner, prefix
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        # Zeros, not empty memory: a masked position holding NaN would still poison the softmax of real ones.
+        self.keys, self.values = (
+            states.new_zeros(self.owner.rows, states.shape[1], self.owner.capacity, states.shape[3])
+            for states in (key_states, value_states))
+        if self.prefix is not None:
+            for buffer, shared in zip((self.keys, self.values), self.prefix):
+                buffer[:, :, : shared.shape[2]] = shared
+        self.is_initialized = True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
+        """Write one position per row; return views of the rows in use, up to the window."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        positions, window = self.owner.positions, self.owner.window
+        row = torch.arange(len(positions), device=positions.device)
+        self.keys[row, :, positions] = key_states[:, :, 0]
+        self.values[row, :, positions] = value_states[:, :, 0]
+        return self.keys[: len(positions), :, :window], self.values[: len(positions), :, :window]
+
+    def get_seq_length(self) -> int:
+        return self.owner.window - 1
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.owner.window, 0
+
+    def get_max_length(self) -> int:
+        return -1
+
+
+class RowCache(Cache):
+    """Room for `rows` texts of up to `capacity` tokens that all start with `prefix`, which is copied into each row.
+
+    The rows in use are the first ones. `positions` [rows in use] and `window` say where the next forward writes
+    and how far it sees; whoever runs it sets them.
+    """
+
+    def __init__(self, rows: int, capacity: int, prefix: TreeCache, layers: int) -> None:
+        self.rows, self.capacity = rows, _blocks(capacity)
+        self.positions, self.window = torch.zeros(0, dtype=torch.long), 0
+        length = prefix.length
+        shared = [(layer.keys[:, :, :length], layer.values[:, :, :length]) if length else None
+                  for layer in prefix.layers]
+        super().__init__(layers=[_RowLayer(self, shared[n]) for n in range(layers)])
+
+    def point(self, positions: Tensor, longest: int) -> None:
+        """The next forward writes one token per row at `positions`, the largest of which is `longest`."""
+        self.positions, self.window = positions, min(_blocks(longest + 1), self.capacity)
+
+    @torch.inference_mode()
+    def move(self, source: int, target: int) -> None:
+        """Copy one row over another."""
+        for buffer in self._buffers():
+            buffer[target] = buffer[source]
+
+    @torch.inference_mode()
+    def reserve(self, capacity: int) -> None:
+        """Make room for longer texts."""
+        if capacity <= self.capacity:
+            return
+        old, self.capacity = self.capacity, _blocks(capacity)
+        for layer in self.layers:
+            if layer.is_initialized:
+                layer.keys, layer.values = (nn.functional.pad(buffer, (0, 0, 0, self.capacity - old))
+                                            for buffer in (layer.keys, layer.values))
+
+    def _buffers(self) -> list[Tensor]:
+        return [buffer for layer in self.layers if layer.is_initialized for buffer in (layer.keys, layer.values)]
+
+
+def _blocks(length: int) -> int:
+    return -(-length // BLOCK) * BLOCK
+
+
+class RowBackbone(Backbone):
+    """A backbone's own weights behind modules and config of their own, with grouped attention where it agrees."""
+
+    def __init__(self, backbone: Backbone) -> None:
+        super().__init__(_own_copy(backbone.model), backbone.placement, backbone.name)
+        self.attention = self._choose_attention(backbone)
+
+    def new_row_cache(self, prefix: list[int], rows: int, capacity: int) -> RowCache:
+        """A cache whose rows all hold `prefix`, computed once."""
+        shared = self.new_cache(len(prefix))
+        if prefix:
+            self.prefill(prefix, shared)
+        return RowCache(rows, capacity, shared, self.config.num_hidden_layers)
+
+    @torch.inference_mode()
+    def advance(self, tokens: list[int], positions: list[int], cache: RowCache, wanted: list[int]) -> Tensor:
+        """Feed tokens[i] to row i at positions[i]; logits [wanted, V] of the rows named in `wanted`."""
+        places = torch.tensor(positions, device=self.device)
+        cache.point(places, max(positions))
+        kinds = set(self.layer_kinds)
+        masks = {kind: self._row_mask(places, cache.window, kind) for kind in kinds}
+        arguments = {
+            "input_ids": torch.tensor(tokens, device=self.device)[:, None],
+            "position_ids": places[:, None],
+            "attention_mask": masks if len(kinds) > 1 else masks[kinds.pop()],
+            self._cache_argument: cache,
+            "use_cache": True,
+        }
+        # Rows inside their prompt want no logits, and the LM head is a fifth of a small model.
+        rows = torch.tensor(wanted, device=self.device)
+        handle = self.lm_head.register_forward_pre_hook(lambda _, inputs: (inputs[0][rows],))
+        try:
+            return self.model(**arguments).logits[:, -1]
+        finally:
+            handle.remove()
+
+    def _row_mask(self, positions: Tensor, window: int, kind: str) -> Tensor:
+        """Additive [rows, 1, 1, window]: each row sees its own text up to its position."""
+        behind = positions[:, None] - torch.arange(window, device=positions.device)
+        seen = behind >= 0
+        if kind == "sliding_attention":
+            seen &= behind < self.config.sliding_window
+        return self.additive(seen)[:, None, None]
+
+    def _choose_attention(self, backbone: Backbone) -> str:
+        """Grouped attention if the logits of a short text stay the model's own (soft caps and sinks, for example,
+        are not in it); else what the model came with. Says which, and why."""
+        own = self.config._attn_implementation
+        ids = torch.tensor([[token % self.vocab_size for token in (11, 7, 5, 3, 2, 13)]], device=self.device)
+        with torch.inference_mode():
+            expected = backbone.model(input_ids=ids, use_cache=False).logits.float()
+            try:
+                self.model.set_attn_implementation(GROUPED)
+                error = (self.model(input_ids=ids, use_cache=False).logits.float() - expected).abs().max()
+                if error <= AGREEMENT * expected.abs().max():
+                    return "grouped attention"
+                reason = "changes this model's logits"
+            except (RuntimeError, TypeError, ValueError) as fault:
+                reason = f"failed: {str(fault).splitlines()[0]:.80}"
+            self.model.set_attn_implementation(own)
+        return f"{own} attention (grouped attention {reason})"
+
+
+def _own_copy(model: nn.Module) -> nn.Module:
+    """A copy of modules and config that shares every tensor. Leaf modules are shared whole: packed linears cannot
+    be copied, and no leaf reads the attention's name."""
+    leaves = [module for module in model.modules() if next(module.children(), None) is None]
+    shared = [*model.parameters(), *model.buffers(), *leaves]
+    try:
+        return copy.deepcopy(model, {id(part): part for part in shared})
+    except (RuntimeError, TypeError) as error:
+        raise BackboneError(f"{type(model).__name__} cannot write several texts at once: "
+                            f"{str(error).splitlines()[0]:.120}") from error

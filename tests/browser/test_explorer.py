@@ -1,0 +1,172 @@
+"""The Explorer in a real browser: steps, knobs, selection, phases. What is asserted is what a visitor would see."""
+
+from __future__ import annotations
+
+import pytest
+from playwright.sync_api import expect
+
+PROMPT = "Write a short story about a cat."
+
+
+@pytest.fixture
+def explorer(open_page):
+    return open_page().wait_ready().start(PROMPT)
+
+
+def test_the_page_opens_by_itself_and_the_model_becomes_ready(open_page):
+    explorer = open_page().wait_ready()
+    expect(explorer.page).to_have_title("Medusa-Viz")
+    expect(explorer.at("#model-status")).to_contain_text("ready")
+    expect(explorer.at("button#start")).to_be_enabled()
+    expect(explorer.at("#tree .js-plotly-plot")).to_be_visible()
+
+
+def test_everything_fits_the_window_and_nothing_moves_between_steps(explorer):
+    boxes = {name: explorer.at(name).bounding_box() for name in ("#tree", "#mask", "#cache", "#merits", "#step-slider", "#phase")}
+    for _ in range(2):
+        explorer.step()
+    assert {name: explorer.at(name).bounding_box() for name in boxes} == boxes
+    assert all(box["y"] + box["height"] <= 900 for box in boxes.values())
+    assert explorer.page.evaluate("document.documentElement.scrollHeight <= innerHeight")
+
+
+def test_step_back_forward_slider_and_reset(explorer):
+    before = explorer.text()
+    pending = explorer.at("#text .mv-pending .mv-chip").all_text_contents()
+    explorer.step()
+    explorer.wait("step", 1)
+    assert explorer.text() == before + "".join(pending)
+    explorer.step()
+    explorer.wait("step", 2)
+    explorer.act(lambda: explorer.page.click("#back"))
+    explorer.wait("step", 1)
+    expect(explorer.at("#step")).to_have_text("Forward")
+    explorer.act(lambda: explorer.page.click("#forward"))
+    explorer.wait("step", 2)
+    explorer.act(lambda: explorer.page.fill("#step-slider input[type=range]", "0"))
+    explorer.wait("step", 0)
+    assert explorer.text() == before
+    explorer.act(lambda: explorer.page.click("#reset"))
+    explorer.wait("step", 0)
+    expect(explorer.at("#step-slider input")).to_have_attribute("max", "0")
+
+
+def test_play_runs_until_pause(explorer):
+    explorer.page.select_option("#speed", "16")
+    explorer.page.click("#play")
+    explorer.page.wait_for_function("Number(document.querySelector('#tree').dataset.step) >= 3")
+    explorer.page.click("#pause")
+    explorer.wait("playing", "false", ".mv")
+    explorer.settled()
+    step, steps = explorer.data("step"), explorer.at("#step-slider input").get_attribute("max")
+    explorer.page.wait_for_timeout(400)  # nothing may come: there is no event to wait for
+    assert (explorer.data("step"), steps) == (step, step)
+    expect(explorer.at("#play")).to_be_visible()
+
+
+def test_enter_starts_and_shift_enter_does_not(open_page):
+    explorer = open_page().wait_ready()
+    box = explorer.at("#prompt textarea")
+    box.fill("One")
+    box.press("Shift+Enter")
+    box.press_sequentially("two")
+    expect(explorer.at("#prompt")).to_contain_text("Edited")
+    explorer.act(lambda: box.press("Enter"))
+    explorer.wait("step", 0)
+    expect(explorer.at("#text")).to_contain_text("One⏎two")
+    expect(explorer.at("#prompt")).not_to_contain_text("Edited")
+
+
+def test_composing_text_never_submits(open_page):
+    explorer = open_page().wait_ready()
+    explorer.at("#prompt textarea").fill("日本")
+    stamp = explorer.data("stamp")
+    explorer.page.evaluate("""document.querySelector('#prompt textarea').dispatchEvent(
+        new KeyboardEvent('keydown', {key: 'Enter', isComposing: true, bubbles: true, cancelable: true}))""")
+    assert (explorer.data("stamp"), explorer.data("busy", ".mv")) == (stamp, "false")
+
+
+def test_the_phases_reveal_the_step(explorer):
+    marks = "document.querySelector('#tree .js-plotly-plot').data.find((trace) => trace.name === 'nodes').marker.symbol"
+    explorer.phase(1)
+    explorer.page.wait_for_function(f"{marks}.slice(1).every((symbol) => symbol === 'circle-open')")
+    expect(explorer.at("#verdict")).to_contain_text("not been asked")
+    explorer.phase(2)
+    explorer.page.wait_for_function(f"{marks}.slice(1).some((symbol) => symbol !== 'circle-open')")
+    explorer.phase(4)
+    dropped = explorer.at("#cache i[data-kept=false]").first
+    expect(dropped).to_have_css("opacity", "0.15")
+    explorer.step()
+    explorer.wait("phase", 3)
+
+
+def test_top_s_and_size_change_the_tree(explorer):
+    explorer.set("tree-size", 8)
+    explorer.wait("nodes", 8)
+    explorer.set("tree-size", 24, "range")
+    explorer.wait("nodes", 24)
+    explorer.set("top-s-4", 0, "range")
+    explorer.set("top-s-3", 0)
+    explorer.set("top-s-2", 1, "range")
+    explorer.wait("nodes", 8)
+    expect(explorer.at("#tree-size input[type=number]")).to_have_value("24")
+    explorer.set("top-s-1", 2)
+    explorer.wait("nodes", 4)
+    for panel in ("#mask", "#cache", "#heads-table"):
+        explorer.wait("nodes", 4, panel)
+    expect(explorer.at("#badge")).to_contain_text("on screen after")
+
+
+def test_acceptance_knobs_work_and_say_when_they_do_not(explorer):
+    expect(explorer.at("#epsilon input[type=range]")).to_be_disabled()
+    explorer.set("temperature", 1, "range")
+    expect(explorer.at("#accept-mode input[value=typical]")).to_be_checked()
+    expect(explorer.at("#epsilon input[type=range]")).to_be_enabled()
+    explorer.set("epsilon", 0.04)
+    expect(explorer.at("#delta input[type=number]")).to_have_value("0.2")
+    strict = explorer.at("#tree [role=treeitem] .mv-is-accepted").count()
+    explorer.set("epsilon", 0.01)
+    explorer.set("delta", 0.01)
+    assert explorer.at("#tree [role=treeitem] .mv-is-accepted").count() >= strict
+    explorer.act(lambda: explorer.page.check("#accept-mode input[value=greedy]"))
+    expect(explorer.at("#temperature input[type=number]")).to_have_value("0")
+    explorer.act(lambda: explorer.page.check("#accept-mode input[value=rejection]"))
+    expect(explorer.at("#top-p input[type=range]")).to_be_enabled()
+
+
+def test_a_knob_on_a_past_step_makes_a_branch(explorer):
+    explorer.step()
+    explorer.act(lambda: explorer.page.click("#back"))
+    explorer.set("tree-size", 2)
+    expect(explorer.at("#step")).to_have_text("Branch here")
+    explorer.step()
+    expect(explorer.at(".mv-branches button")).to_have_count(2)
+    explorer.act(lambda: explorer.at(".mv-branches button").first.click())
+    expect(explorer.at(".mv-branches button").first).to_have_attribute("aria-pressed", "true")
+
+
+def test_a_burst_of_slider_moves_ends_on_the_last(explorer):
+    explorer.page.evaluate("""() => {
+      const range = document.querySelector('#tree-size input[type=range]');
+      for (let size = 2; size <= 12; size += 1) { range.value = size; range.dispatchEvent(new Event('input')); }
+    }""")
+    explorer.wait("nodes", 12)
+    explorer.settled()
+    expect(explorer.at("#tree-size input[type=number]")).to_have_value("12")
+    assert explorer.data("nodes") == "12"
+
+
+def test_keys_move_over_detents_and_through_the_tree(explorer):
+    explorer.act(lambda: explorer.at("#tree-size input[type=range]").press("ArrowRight"))
+    explorer.wait("nodes", 24)
+    tree = explorer.at("#tree [role=tree]")
+    for key, path in (("ArrowRight", "0"), ("ArrowDown", "1"), ("ArrowUp", "0"), ("ArrowRight", "0.0"), ("ArrowLeft", "0"), ("Home", "")):
+        tree.press(key)
+        explorer.wait("path", path)
+    explorer.phase(3)
+    tree.press("Space")
+    explorer.wait("phase", 4)
+    explorer.act(lambda: tree.press("Space"))
+    explorer.wait("step", 1)
+    explorer.act(lambda: tree.press(","))
+    explorer.wait("step", 0)

@@ -3,6 +3,7 @@
 import { maskMarks, Plot, treeMarks } from './plots.js';
 
 const LINE_FOR_TWO = 25;
+const LABEL = 10;
 
 export function createTree(app) {
   const { parts, selection, options } = app;
@@ -28,7 +29,7 @@ export function createTree(app) {
 }
 
 // Figures are drawn for one size. Where a window leaves less, what would collide goes: first the probabilities under
-// the tree's labels, then the size of the mask's row labels.
+// the tree's labels, then every second of the mask's row labels.
 function fitted(data, layout, host) {
   const [bottom, top] = layout.yaxis.range ?? [1, 0];
   const line = (host.clientHeight - (layout.margin?.t ?? 0)) / (bottom - top);
@@ -36,11 +37,13 @@ function fitted(data, layout, host) {
 }
 
 function fittedLabels(layout, host) {
-  if (!layout.yaxis.tickfont) return layout;
-  const [bottom, top] = layout.yaxis.range;
+  const { tickvals, ticktext, range: [bottom, top] = [1, 0] } = layout.yaxis;
+  if (!tickvals?.length) return layout;
   const line = (host.clientHeight - layout.margin.t - layout.margin.b) / (bottom - top);
-  const size = Math.max(6, Math.min(layout.yaxis.tickfont.size, Math.floor(line)));
-  return { ...layout, yaxis: { ...layout.yaxis, tickfont: { ...layout.yaxis.tickfont, size } } };
+  const gap = Math.min(...tickvals.slice(1).map((value, index) => value - tickvals[index]));
+  const every = Math.max(1, Math.ceil(LABEL / (gap * line)));
+  const kept = (values) => values.filter((_, index) => index % every === 0);
+  return { ...layout, yaxis: { ...layout.yaxis, tickvals: kept(tickvals), ticktext: kept(ticktext) } };
 }
 
 export function createMask(app) {

@@ -133,7 +133,7 @@ function sliderStrip(parts, t) {
 }
 
 function helpDialog(parts, t) {
-  const keys = ['arrows', 'home', 'end', 'space', 'comma', 'escape'];
+  const keys = ['arrows', 'home', 'end', 'space', 'comma', 'escape', 'mouse'];
   parts.dialog = h('dialog', { class: 'mv-dialog', 'aria-label': t('ui.help') },
     h('h2', {}, t('ui.help')),
     h('dl', {}, ...keys.flatMap((key) => [h('dt', {}, t(`ui.key_${key}`)), h('dd', {}, t(`ui.key_${key}_does`))])),

@@ -79,9 +79,9 @@ export class Plot {
 }
 
 function config() {
-  const narrow = matchMedia('(max-width: 767px)').matches;
-  return { showSendToCloud: false, displaylogo: false, displayModeBar: narrow ? false : 'hover', responsive: false,
-    doubleClick: 'reset', modeBarButtonsToRemove: ['select2d', 'lasso2d', 'autoScale2d'] };
+  const still = matchMedia('(min-width: 1024px)').matches; // the page itself does not scroll, so the wheel can zoom
+  return { showSendToCloud: false, displaylogo: false, displayModeBar: false, responsive: false, scrollZoom: still,
+    doubleClick: 'reset' };
 }
 
 

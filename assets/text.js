@@ -75,7 +75,7 @@ function fillExamples(app) {
   const { parts, t, options } = app;
   parts.examples.append(h('option', { value: '' }, t('ui.examples')));
   options.examples.forEach((example, index) => parts.examples.append(h('option', { value: index },
-    example.tokens_per_step ? t('ui.example', { text: example.label, value: example.tokens_per_step.toFixed(2) }) : example.label)));
+    t('ui.example', { text: example.prompt, value: example.tokens_per_step.toFixed(2) }))));
   parts.examples.addEventListener('change', () => {
     if (parts.examples.value !== '') parts.prompt.value = options.examples[Number(parts.examples.value)].prompt;
     parts.examples.value = '';

@@ -24,6 +24,8 @@ def main(arguments: list[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     _add_decode(commands)
     _add_train(commands)
+    _add_distill(commands)
+    _add_calibrate(commands)
     options = parser.parse_args(arguments)
     try:
         return options.run(options) or 0
@@ -168,3 +170,13 @@ def _add_train(commands: argparse._SubParsersAction) -> None:
     training.add_parser(commands)
 
 
+def _add_distill(commands: argparse._SubParsersAction) -> None:
+    from medusa_viz.training import distil_command
+
+    distil_command.add_parser(commands)
+
+
+def _add_calibrate(commands: argparse._SubParsersAction) -> None:
+    from medusa_viz import calibrate
+
+    calibrate.add_parser(commands)

@@ -17,8 +17,8 @@ ACCURACY = [[0.5, 0.15, 0.08, 0.05, 0.04, 0.03, 0.02, 0.02, 0.01, 0.01],
             [0.3, 0.12, 0.07, 0.05, 0.04, 0.03, 0.02, 0.02, 0.01, 0.01],
             [0.2, 0.09, 0.06, 0.04, 0.03, 0.03, 0.02, 0.02, 0.01, 0.01],
             [0.15, 0.07, 0.05, 0.04, 0.03, 0.02, 0.02, 0.01, 0.01, 0.01]]
-WORDS = (" the cat sat on mat and then he a of to was in it with for that his her they from she but not all were "
-         "when there said about would could into little very house river window morning something beautiful").split()
+WORDS = """the cat sat on mat and then he a of to was in it with for that his her they from she but not all were
+when there said about would could into little very house river window morning something beautiful""".split()  # noqa: SIM905
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
@@ -81,7 +81,8 @@ def make_snapshot(steps: list[Step], **changes) -> Snapshot:
         model=ModelStatus("ready", title="SmolLM2-135M-Instruct · CPU · fp32"), recorded=False, title="test",
         heads_title="test heads", prompt="The cat sat on", prompt_ids=[1, 2, 3], accuracy=ACCURACY, texts=make_texts(),
         kinds={}, steps=steps, index=max(0, len(steps) - 1), pending=bool(steps), changed=False, finished=None,
-        walls=Walls((4, 3, 2, 2), 16), acceptance=steps[-1].verdict.settings if steps and steps[-1].verdict else Acceptance(),
+        walls=Walls((4, 3, 2, 2), 16),
+        acceptance=steps[-1].verdict.settings if steps and steps[-1].verdict else Acceptance(),
         delta_locked=True, branch="A", branches=[BranchTab("A", len(steps), 0)], plain_ms=62.0)
     return replace(snapshot, **changes)
 
@@ -103,7 +104,8 @@ def _verification(shape: TreeShape, head_logits: np.ndarray, tokens: np.ndarray,
     tables = {row: _temperature_tables(logits[row]) for row in parents}
     return Verification([0.0, *own.tolist()], [0, *ranks.tolist()],
                         {row: _top(p) for row, p in enumerate(softmax(logits))},
-                        {row: lse for row, (lse, _) in tables.items()}, {row: mean for row, (_, mean) in tables.items()},
+                        {row: lse for row, (lse, _) in tables.items()},
+                        {row: mean for row, (_, mean) in tables.items()},
                         {row: _next_rank(head_logits, int(depth), int(logits[row].argmax()))
                          for row, depth in enumerate(shape.depth)})
 

@@ -156,6 +156,7 @@ def decode(backbone: Backbone, drafter: Drafter | None, ids: Sequence[int], shap
     remaining = min(max_new_tokens, backbone.context - len(ids))
     limit = "length" if remaining == max_new_tokens else "context"
     plans = _Plans(backbone, drafter, shape)
+    plans.within(shape.height)  # a tree that the heads cannot fill is refused before the prompt is run
     state = start(backbone, ids, settings, room=max(remaining, 0) + shape.nodes + 1)
     while remaining > 0:
         if state.root in end_ids or remaining == 1:

@@ -44,14 +44,14 @@ def fold(shape: TreeShape, path_p: Sequence[float], keep: Iterable[int] = (), ab
     place = {row: at for at, row in enumerate(visible)}
     for row in visible[1:]:
         hidden[place[int(shape.parent[row])]] -= int(below[row]) + 1
-    return Folded(visible, {row: count for row, count in zip(visible, hidden) if count})
+    return Folded(visible, {row: count for row, count in zip(visible, hidden, strict=True) if count})
 
 
 def _below(shape: TreeShape) -> np.ndarray:
     """Descendants of each row."""
     below = np.zeros(shape.nodes + 1, np.int64)
     starts = np.searchsorted(shape.depth, np.arange(1, shape.height + 2))
-    for first, last in zip(starts[-2::-1], starts[:0:-1]):
+    for first, last in zip(starts[-2::-1], starts[:0:-1], strict=True):
         np.add.at(below, shape.parent[first:last], below[first:last] + 1)
     return below
 

@@ -88,18 +88,17 @@ def figure(drawing: MaskDrawing, t: Texts) -> dict:
 
 
 def _layout(drawing: MaskDrawing, scale: _Scale, t: Texts) -> dict:
-    rows = drawing.shape.nodes + 1
     font = {"family": palette.sans(t.lang), "size": 11, "color": palette.INK}
     axis = {"autorange": False, "zeroline": False, "showgrid": False, "ticks": "", "fixedrange": False}
     labelled = _labelled_rows(drawing, scale)
     return {
         "margin": {"l": 0, "r": 0, "t": _TOP, "b": _BOTTOM},
         "paper_bgcolor": "rgba(0,0,0,0)", "plot_bgcolor": "rgba(0,0,0,0)", "font": font,
-        "xaxis": {**axis, "range": [round(scale.left, 3), round(scale.right, 3)], "showticklabels": False,
-                  "constrain": "range"},
-        "yaxis": {**axis, "range": [round(scale.bottom, 3), round(-0.5 - _BARS / scale.cell_y, 3)], "scaleanchor": False,
-                  "tickmode": "array", "tickvals": labelled, "ticktext": [_row_label(drawing, row) for row in labelled],
-                  "ticklabelposition": "inside", "ticklabeloverflow": "allow", "tickfont": {**font, "family": palette.mono(t.lang)}},
+        "xaxis": {**axis, "range": [round(scale.left, 3), round(scale.right, 3)], "showticklabels": False},
+        "yaxis": {**axis, "range": [round(scale.bottom, 3), round(-0.5 - _BARS / scale.cell_y, 3)],
+                  "scaleanchor": False, "tickmode": "array", "tickvals": labelled,
+                  "ticktext": [_row_label(drawing, row) for row in labelled], "ticklabelposition": "inside",
+                  "ticklabeloverflow": "allow", "tickfont": {**font, "family": palette.mono(t.lang)}},
         "showlegend": False, "hovermode": "closest", "dragmode": "pan", "bargap": 0,
         "hoverlabel": {"bgcolor": palette.GROUND, "bordercolor": palette.LINE, "align": "left", "font": font},
         "uirevision": "mask",
@@ -135,7 +134,7 @@ def _band_titles(drawing: MaskDrawing, scale: _Scale, font: dict) -> list[dict]:
     edges = np.searchsorted(drawing.shape.depth, np.arange(drawing.shape.height + 2)).tolist()
     titles, free = [], -np.inf
     for depth, title in enumerate(drawing.bands[: drawing.shape.height + 1]):
-        wide = len(title) * 6 / scale.cell_x
+        wide = len(title) * 6.8 / scale.cell_x
         middle = min((edges[depth] + edges[depth + 1] - 1) / 2, scale.right - wide / 2)
         if middle - wide / 2 < free:
             title, wide = str(depth), 9 / scale.cell_x
@@ -158,7 +157,8 @@ def _prefix_titles(drawing: MaskDrawing, scale: _Scale, font: dict, t: Texts) ->
 def _caption(drawing: MaskDrawing, scale: _Scale, font: dict, t: Texts) -> dict:
     """Under the prefix block, what it stands for."""
     return {"x": scale.prefix_span[0], "y": drawing.shape.nodes + 0.5, "xref": "x", "yref": "y", "xanchor": "left",
-            "yanchor": "top", "showarrow": False, "text": t("fig.mask.prefix_all", n=drawing.prefix), "font": {**font, "color": palette.INK_2}}
+            "yanchor": "top", "showarrow": False, "text": t("fig.mask.prefix_all", n=drawing.prefix),
+            "font": {**font, "color": palette.INK_2}}
 
 
 def _prefix_block(drawing: MaskDrawing, scale: _Scale, t: Texts) -> dict:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-INK, INK_2, GROUND, PANEL, LINE = "#1F2933", "#52606D", "#FFFFFF", "#F7F8FA", "#D5DBE2"
+INK, INK_2, GROUND, LINE = "#1F2933", "#52606D", "#FFFFFF", "#D5DBE2"
 GRID = "#E1E5EA"
 HISTOGRAM = "#EEF1F5"
 BAND = "#AAB4BF"
@@ -18,16 +18,16 @@ PILL, PILL_INK = "#E5E7EB", "#52606E"
 MASK_SELF, MASK_ANCESTOR = INK, "#627D98"
 OVERVIEW = (GROUND, MASK_ANCESTOR, "#2F76C4")
 """Closed (drawn transparent), ancestor and self cells of an image; at least 3:1 on either ground."""
-ACTION, FAULT = "#0B5CAD", "#BF3000"
 
 RAMP = ("#E5E7EB", "#DCEAF7", "#A9CCEA", "#5F9BD1", "#22609F", "#123A6B")
 """Where a token came from: the backbone, then heads 1 to 5 (later heads share the last)."""
 RAMP_INK = ("#1F2933", "#1F2933", "#1F2934", "#0B1220", "#FFFFFE", "#FFFFFE")
 
 DARK = {
-    INK: "#F3F4F6", INK_2: "#AEB7C2", GROUND: "#14181F", PANEL: "#1B212B", LINE: "#3A4656", GRID: "#2A323E", HISTOGRAM: "#1F2630", BAND: "#566477",
+    INK: "#F3F4F6", INK_2: "#AEB7C2", GROUND: "#14181F", LINE: "#3A4656", GRID: "#2A323E",
+    HISTOGRAM: "#1F2630", BAND: "#566477",
     ACCEPTED: "#2FD0A0", PASSED: "#FFC04D", QUIET: "#8893A1", NEXT_ROOT: "#B79CFF",
-    PILL: "#374151", PILL_INK: "#F3F4F6", MASK_ANCESTOR: "#8FA9C4", ACTION: "#7DB8F5", FAULT: "#FF7A4D",
+    PILL: "#374151", PILL_INK: "#F3F4F6", MASK_ANCESTOR: "#8FA9C4",
     "#DCEAF7": "#1E3A5F", "#A9CCEA": "#27588F", "#5F9BD1": "#4C8CD2", "#22609F": "#86B8EA", "#123A6B": "#C7E0F8",
     "#1F2934": "#F3F4F6", "#0B1220": "#0B1220", "#FFFFFE": "#0B1220",
 }
@@ -93,7 +93,9 @@ def sans(lang: str) -> str:
 
 def mono(lang: str) -> str:
     """Font stack of tokens."""
-    return ", ".join(["ui-monospace", "SF Mono", "Menlo", "Consolas", "DejaVu Sans Mono", _CJK.get(lang, _CJK["zh"])[3], "monospace"])
+    # Fonts for Latin letters come first, since those of the CJK fonts are too narrow.
+    latin = ["ui-monospace", "SF Mono", "Menlo", "Consolas", "DejaVu Sans Mono", "Liberation Mono"]
+    return ", ".join([*latin, _CJK.get(lang, _CJK["zh"])[3], "monospace"])
 
 
 def source(depth: int) -> int:

@@ -2,7 +2,7 @@
 
 Propose shows the drafts without verdicts, verify every verdict at once, accept the path, commit what it keeps.
 Every variant has the same traces in the same order: edges by kind, the histogram of a very large tree, markers,
-labels, and the small probabilities. Positions are rows and lines, never texts.
+labels, probabilities, and the caption. Positions are rows and lines, never texts.
 """
 
 from __future__ import annotations
@@ -140,7 +140,9 @@ class _Variant:
         self.small = drawing.small[self.verified] if small_room else None
 
     def traces(self) -> list[dict]:
-        return [*self._edges(), self._histogram(), self._markers(), self._labels(), self._small_labels()]
+        huge = sum(self.drawing.counts) > HISTOGRAM_ABOVE
+        return [*self._edges(), *([self._histogram()] if huge else []), self._markers(), self._labels(),
+                *([] if huge else [self._probabilities()]), self._caption()]
 
     # ---- one node ------------------------------------------------------------------------------------------------
 
@@ -177,7 +179,8 @@ class _Variant:
     def _edges(self) -> list[dict]:
         points: dict[str, tuple[list, list]] = {kind: ([], []) for kind in palette.EDGES}
         for parent, child in self.layout.graph.edges:
-            if child == GHOST and not self.path_shown or isinstance(child, tuple) and self.labels.has_lone_pill(parent):
+            beside_label = isinstance(child, tuple) and self.labels.has_lone_pill(parent)
+            if beside_label or (child == GHOST and not self.path_shown):
                 continue
             xs, ys = points[palette.MARKS[self.state(child)].edge]
             tip = self.layout.x[child] - self.scale.columns(palette.MARKS[self.state(child)].size / 2)
@@ -202,7 +205,7 @@ class _Variant:
         """Nodes per depth as bars behind the columns, one outline with gaps."""
         xs: list = []
         ys: list = []
-        counts = self.drawing.counts if sum(self.drawing.counts) > HISTOGRAM_ABOVE else ()
+        counts = self.drawing.counts
         for depth, count in enumerate(counts, start=1):
             left, right = depth - self.scale.columns(_LABEL), depth + self.scale.columns(76)
             top = round(self.scale.bottom - (self.scale.bottom + 0.5) * count / max(counts), 3)
@@ -216,12 +219,13 @@ class _Variant:
         colors = [mark.color for mark in marks]
         return {
             "type": "scatter", "mode": "markers", "name": "nodes",
-            "x": [round(self.labels.place(node), 3) for node in self.nodes], "y": [self.layout.y[node] for node in self.nodes],
+            "x": [round(self.labels.place(node), 3) for node in self.nodes],
+            "y": [self.layout.y[node] for node in self.nodes],
             "customdata": [f"fold:{node[1]}" if isinstance(node, tuple) else node for node in self.nodes],
             "hoverinfo": "text", "hovertext": [self._hover(node) for node in self.nodes],
             "marker": {
                 "symbol": [mark.symbol for mark in marks], "color": colors,
-                "size": [round(self._size(node, mark), 1) for node, mark in zip(self.nodes, marks)],
+                "size": [round(self._size(node, mark), 1) for node, mark in zip(self.nodes, marks, strict=True)],
                 "line": {"color": colors, "width": [self._stroke(mark) for mark in marks]},
                 "opacity": [_FADED if self.faded(node) else 1 for node in self.nodes],
             },
@@ -247,7 +251,8 @@ class _Variant:
 
     def _labels(self) -> dict:
         pills = [isinstance(node, tuple) for node in self.nodes]
-        xs = [self.labels.place(node) + (0 if pill else self.scale.columns(_LABEL)) for node, pill in zip(self.nodes, pills)]
+        gap = self.scale.columns(_LABEL)
+        xs = [self.labels.place(node) + gap * (not isinstance(node, tuple)) for node in self.nodes]
         return {
             "type": "scatter", "mode": "text", "name": "labels", "hoverinfo": "skip",
             "x": [round(x, 3) for x in xs], "y": [self.layout.y[node] for node in self.nodes],
@@ -265,22 +270,26 @@ class _Variant:
             return palette.NEXT_ROOT if state == "ghost" else palette.PILL_INK
         return palette.INK_2 if state in palette.DIMMED_LABELS else palette.INK
 
-    def _small_labels(self) -> dict:
-        """Probabilities under the labels, and under the tree why the path stopped."""
+    def _probabilities(self) -> dict:
+        """Under each label, where the lines are far enough apart."""
         rows = [node for node in self.nodes if isinstance(node, int)] if self.small else []
         below = (self.scale.font / 2 + 1) / self.scale.line
         xs = [self.layout.x[row] + self.scale.columns(_LABEL) for row in rows]
-        ys = [self.layout.y[row] + below for row in rows]
-        texts = [self.small[row] for row in rows]
-        sizes, colors = [10] * len(rows), [palette.QUIET if self.faded(row) else palette.INK_2 for row in rows]
-        if self.path_shown and self.drawing.ghost:
-            xs.append(self.scale.left + self.scale.columns(8))
-            ys.append(self.scale.bottom - (CAPTION - 1) / self.scale.line)
-            texts.append(self.drawing.ghost[1])
-            sizes.append(12)
-            colors.append(palette.NEXT_ROOT)
+        colors = [palette.QUIET if self.faded(row) else palette.INK_2 for row in rows]
+        return self._small("probabilities", xs, [self.layout.y[row] + below for row in rows],
+                           [self.small[row] for row in rows], 10, colors)
+
+    def _caption(self) -> dict:
+        """Why the path stopped, on a line of its own under the tree."""
+        shown = self.path_shown and self.drawing.ghost is not None
+        x = self.scale.left + self.scale.columns(8)
+        y = self.scale.bottom - (CAPTION - 1) / self.scale.line
+        return self._small("caption", [x] * shown, [y] * shown, [self.drawing.ghost[1]] if shown else [], 12,
+                           palette.NEXT_ROOT)
+
+    def _small(self, name: str, xs: list, ys: list, texts: list[str], size: int, color: str | list[str]) -> dict:
         return {
-            "type": "scatter", "mode": "text", "name": "small", "hoverinfo": "skip", "textposition": "bottom right",
+            "type": "scatter", "mode": "text", "name": name, "hoverinfo": "skip", "textposition": "bottom right",
             "x": [round(x, 3) for x in xs], "y": [round(y, 3) for y in ys], "text": list(map(tokens.escaped, texts)),
-            "textfont": {"family": palette.sans(self.t.lang), "size": sizes, "color": colors},
+            "textfont": {"family": palette.sans(self.t.lang), "size": size, "color": color},
         }

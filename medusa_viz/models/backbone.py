@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from medusa_viz.models import attention as attentions
+from medusa_viz.models import packed as packing
 from medusa_viz.models.cache import TreeCache
 from medusa_viz.models.device import Placement
 
@@ -46,7 +48,8 @@ class Backbone:
         self.name = name or model.config.name_or_path or type(model).__name__
         self.config = model.config.get_text_config()
         self.layer_kinds = _layer_kinds(model)
-        self.lm_head = model.get_output_embeddings()
+        self.linears = "plain"
+        """How the linears run, in words: plain, or packed with what that gains; see `packed.pack`."""
         parameters = inspect.signature(inspect.unwrap(type(model).forward)).parameters
         self._cache_argument = next((name for name in CACHE_ARGUMENTS if name in parameters), None)
         if self.lm_head is None or self._cache_argument is None:
@@ -55,18 +58,14 @@ class Backbone:
             raise BackboneError(f"{type(model).__name__} takes no position ids, without which siblings of a tree cannot "
                                 "share a position.")
         self._can_slice = "logits_to_keep" in parameters
+        weight = self.lm_head.weight  # read once: a packed one is unpacked for it
+        self.device = weight.device
+        self.vocab_size, self.hidden_size = weight.shape
 
     @property
-    def device(self) -> torch.device:
-        return self.lm_head.weight.device
-
-    @property
-    def hidden_size(self) -> int:
-        return self.lm_head.weight.shape[1]
-
-    @property
-    def vocab_size(self) -> int:
-        return self.lm_head.weight.shape[0]
+    def lm_head(self) -> torch.nn.Module:
+        """The module that maps hidden states to logits; another one once the linears are packed."""
+        return self.model.get_output_embeddings()
 
     @property
     def context(self) -> int:
@@ -176,9 +175,24 @@ class Backbone:
         if not ((seen.float() - expected.float()).abs().max() <= tolerance * scale):
             raise BackboneError(f"{self.name} does not honour a tree mask: its logits differ from a plain forward's.")
 
+    def speed_up(self) -> None:
+        """On a CPU: attention that copies no keys, and packed linears where they are right and faster. For inference
+        only. Both must keep the logits of a short prefill; `linears` says what became of the linears."""
+        attentions.stop_repeating(self.model, self._probe)
+        self.linears = packing.pack(self.model, self._probe)
 
-def load(source: str | Path, placement: Placement, name: str = "", attention: str | None = None) -> Backbone:
-    """Load a backbone from a folder or hub id, and check that it can run trees. Raises BackboneError."""
+    def _probe(self) -> Tensor:
+        ids = [token % self.vocab_size for token in (11, 7, 5, 3, 2, 13)]
+        return self.prefill(ids, self.new_cache(len(ids)), keep=len(ids)).logits
+
+
+def load(source: str | Path, placement: Placement, name: str = "", attention: str | None = None, packed: bool = True
+         ) -> Backbone:
+    """Load a backbone from a folder or hub id, and check that it can run trees. Raises BackboneError.
+
+    `packed` lays fp32 linears out for a CPU's inference where that is faster; without it the model is as transformers
+    made it, and can be trained, copied and moved.
+    """
     try:
         config = AutoConfig.from_pretrained(source)
         if config.is_encoder_decoder:
@@ -190,6 +204,8 @@ def load(source: str | Path, placement: Placement, name: str = "", attention: st
         raise BackboneError(f"The model {source} could not be loaded: {str(error).splitlines()[0]:.200}") from error
     backbone = Backbone(model.to(placement.device), placement, name or str(source))
     backbone.check_trees()
+    if packed:
+        backbone.speed_up()
     return backbone
 
 

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from medusa_viz.models.packed import linear_like
+
 
 class HeadsError(ValueError):
     """Heads that cannot be used; the message is one sentence."""
@@ -62,31 +64,31 @@ class DraftTokens:
 
 
 class Drafter:
-    """Heads bound to one backbone's LM head, ready to draft. Holds the drafting rows of the LM head once more."""
+    """Heads bound to one backbone's LM head, ready to draft. Holds the drafting rows of the LM head once more, packed
+    where the LM head itself is (see `packed`)."""
 
     def __init__(self, heads: MedusaHeads, lm_head: nn.Module) -> None:
         weight = lm_head.weight
         self.module = heads.to(weight.device, weight.dtype).requires_grad_(False)
-        self.heads, ids = heads.heads, heads.draft_ids
-        self.draft_ids = ids
+        self.heads, self.draft_ids = heads.heads, heads.draft_ids
+        ids = slice(None) if self.draft_ids is None else self.draft_ids
+        bias = getattr(lm_head, "bias", None)
+        self._own = self._shared = None
         if heads.output is not None:
-            self._rows, self._row_bias = heads.output, None
+            self._own = [linear_like(lm_head, matrix) for matrix in heads.output]
+        elif self.draft_ids is None:
+            self._shared = lm_head
         else:
-            bias = getattr(lm_head, "bias", None)
-            self._rows = weight if ids is None else weight[ids].contiguous()
-            self._row_bias = bias if bias is None or ids is None else bias[ids]
-
-    @property
-    def choices(self) -> int:
+            self._shared = linear_like(lm_head, weight[ids], None if bias is None else bias[ids])
+        self.choices = weight[ids].shape[0] if heads.output is None else heads.output.shape[1]
         """Tokens a head can draft: the size of its vocabulary."""
-        return self._rows.shape[-2]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [rows, d] -> [K, rows, V'], V' the draft vocabulary."""
         features = self.module.features(hidden)
-        if self.module.output is not None:
-            return torch.bmm(features, self._rows.transpose(1, 2))
-        return F.linear(features, self._rows, self._row_bias)
+        if self._own is not None:
+            return torch.stack([product(x) for product, x in zip(self._own, features)])
+        return self._shared(features)
 
     @torch.inference_mode()
     def top(self, hidden: Tensor, width: int, with_p: bool = False) -> DraftTokens:

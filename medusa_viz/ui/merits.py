@@ -29,10 +29,12 @@ def merits(snapshot: Snapshot, t: Texts) -> list[dict]:
     n, rate = shown.steps, shown.tokens_per_step
     note = t("view.merit.since", n=n)
     if whole.steps > n:
-        note = t("view.merit.since_and_run", n=n, run=numbers.ratio(whole.tokens_per_step, whole.steps), run_n=whole.steps)
+        run_rate = numbers.ratio(whole.tokens_per_step, whole.steps)
+        note = t("view.merit.since_and_run", n=n, run=run_rate, run_n=whole.steps)
+    drafts = numbers.ratio(shown.drafts_per_step, n) if n else numbers.NONE
     tiles = [
         _tile("tokens_per_step", numbers.ratio(rate, n) if n else numbers.NONE, note, t),
-        _tile("accepted_per_step", numbers.ratio(shown.drafts_per_step, n) if n else numbers.NONE, t("view.merit.since", n=n), t),
+        _tile("accepted_per_step", drafts, t("view.merit.since", n=n), t),
         _expected(snapshot, t),
         _depths(shown.accepted_per_depth, n, t),
     ]
@@ -80,5 +82,6 @@ def _parts(timed: Sequence[Timings], t: Texts) -> list[dict]:
     bars = []
     for part in PARTS:
         mean = sum(getattr(timing, part) or 0.0 for timing in timed) / len(timed)
-        bars.append({"label": t(f"view.phase.{part}"), "value": round(mean, 3), "text": t("view.ms", ms=numbers.milliseconds(mean))})
+        bars.append({"label": t(f"view.phase.{part}"), "value": round(mean, 3),
+                     "text": t("view.ms", ms=numbers.milliseconds(mean))})
     return bars

@@ -159,8 +159,9 @@ class Narrator:
         """Top-s of head k; of a tree made by other walls, its own width there."""
         shape = self.step.shape
         widths = (*shape.widths, *(0 for _ in self.step.drafts.heads))
-        fits = all(width <= wall for width, wall in zip(shape.widths, self.top_s)) and len(self.top_s) >= shape.height
-        return self.top_s[k - 1] if fits and k <= len(self.top_s) else widths[k - 1]
+        walls = (*self.top_s, *(0 for _ in widths))
+        fits = all(width <= wall for width, wall in zip(widths, walls, strict=False))
+        return walls[k - 1] if fits else widths[k - 1]
 
     def _head_rank(self, row: int, k: int) -> int | None:
         """0-based rank of the next root in head k, where it is known."""

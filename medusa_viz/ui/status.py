@@ -14,18 +14,25 @@ PHASES = ("propose", "verify", "accept", "commit")
 def status(snapshot: Snapshot, t: Texts) -> dict:
     """The one status line. What went wrong is said by the model side; the rest by us."""
     model = snapshot.model
-    text = model.detail or t("view.status.error")
-    if model.state != "error":
-        text = t(f"view.status.{model.phase or 'load'}") if model.state == "loading" else t("view.status.ready")
+    text = t("view.status.ready")
+    if model.state == "error":
+        text = model.detail or t("view.status.error")
+    elif model.state == "loading":
+        text = t(f"view.status.{model.phase or 'load'}")
+        # Only once something is under way does the detail say more than the phase: how much of it is done.
+        if model.fraction and model.detail:
+            text = f"{text} {model.detail}"
     return {"state": model.state, "text": text, "fraction": model.fraction, "notice": snapshot.notice,
             "title": model.title or snapshot.title}
 
 
 def run(snapshot: Snapshot, step: Step | None, t: Texts) -> dict:
-    """What can be done now, and what the buttons say."""
+    """What can be done now, and what the buttons say. A run has ended where its last step is shown as it was."""
+    at_end = snapshot.index + 1 >= len(snapshot.steps) and not snapshot.changed
+    finished = snapshot.finished if at_end else None
     return {
         "recorded": snapshot.recorded, "banner": t(f"view.banner.{snapshot.model.state}") if snapshot.recorded else "",
-        "finished": snapshot.finished, "finished_text": t(f"view.finished.{snapshot.finished}") if snapshot.finished else "",
+        "finished": finished, "finished_text": t(f"view.finished.{finished}") if finished else "",
         "pending": snapshot.pending, "changed": snapshot.changed, "step_label": _step_label(snapshot, step, t),
         "verify": _verify_label(step, t), "can": _can(snapshot), "branch": snapshot.branch,
         "branches": [{"name": tab.name, "steps": tab.steps, "fork": tab.fork} for tab in snapshot.branches],
@@ -37,7 +44,7 @@ def _can(snapshot: Snapshot) -> dict[str, bool]:
     further = snapshot.index + 1 < count
     # A step that must be run needs the model; one that is only shown does not.
     runs = (snapshot.changed or snapshot.pending) and ready
-    step = runs or further and not snapshot.changed
+    step = runs or (further and not snapshot.changed)
     return {"start": ready, "step": step, "back": snapshot.index > 0, "forward": further, "play": step,
             "reset": count > 0 and (ready or snapshot.recorded)}
 
@@ -74,8 +81,10 @@ def phases(step: Step | None) -> list[dict]:
 def equality(snapshot: Snapshot, t: Texts) -> dict:
     """Does the text equal plain greedy's?"""
     found = snapshot.equality
+    # A recording has no model to compare with, so nothing is to be waited for.
+    state = "off" if snapshot.recorded and found.note == "waiting" else found.note
     gap = "" if found.gap is None else f"{found.gap:.1e}"
-    return {"state": found.note, "text": t(f"view.equality.{found.note}", position=(found.position or 0) + 1, gap=gap)}
+    return {"state": state, "text": t(f"view.equality.{state}", position=(found.position or 0) + 1, gap=gap)}
 
 
 def text(snapshot: Snapshot, step: Step | None) -> dict:
@@ -86,7 +95,7 @@ def text(snapshot: Snapshot, step: Step | None) -> dict:
                   for depth, token in enumerate(done.verdict.committed if done.verdict else ())]
     pending = []
     if step is not None and step.verdict is not None:
-        for depth, (token, row) in enumerate(zip(step.verdict.committed, step.verdict.accepted)):
+        for depth, (token, row) in enumerate(zip(step.verdict.committed, step.verdict.accepted, strict=False)):
             path = ".".join(map(str, step.shape.paths[row]))
             pending.append({**_chip(snapshot, token, depth, step.index), "path": path})
     return {"prompt": snapshot.prompt, "chips": chips, "pending": pending}

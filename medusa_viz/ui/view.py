@@ -85,17 +85,18 @@ class _ShownStep:
         return [*accepted, *np.flatnonzero(np.isin(self.shape.parent, list(parents))).tolist()]
 
     def _headline(self) -> dict:
-        hint = self.t("view.headline.hint", paths=self.shape.leaves) if self.shape.nodes else ""
-        return {"text": self.tell.headline(), "hint": hint}
+        key = "view.headline.hint" if self.verdict else "view.headline.unverified_hint"
+        return {"text": self.tell.headline(), "hint": self.t(key, paths=self.shape.leaves) if self.shape.nodes else ""}
 
     # ---- tree ----------------------------------------------------------------------------------------------------
 
     def _tree(self) -> dict:
-        drawn = self.folded.visible
+        drawn, before_and_after = self.folded.visible, (False, True)
         drawing = tree.TreeDrawing(
-            layout=self.layout, texts=self.texts, depths=self.shape.depth.tolist(), verdicts=self.verdicts, kept=self.kept, folded=self.folded.hidden,
-            small=({row: self._small(row, False) for row in drawn}, {row: self._small(row, True) for row in drawn}),
-            hover=({row: self.tell.hover(row, False) for row in drawn}, {row: self.tell.hover(row, True) for row in drawn}),
+            layout=self.layout, texts=self.texts, depths=self.shape.depth.tolist(), verdicts=self.verdicts,
+            kept=self.kept, folded=self.folded.hidden,
+            small=tuple({row: self._small(row, verified) for row in drawn} for verified in before_and_after),
+            hover=tuple({row: self.tell.hover(row, verified) for row in drawn} for verified in before_and_after),
             ghost=self.ghost, counts=self.shape.depth_counts,
         )
         return {"figure": {"layout": tree.figure(drawing, self.t)}, "data": tree.phases(drawing, self.t),
@@ -103,7 +104,7 @@ class _ShownStep:
 
     def _small(self, row: int, verified: bool) -> str:
         """The probability under a label: the backbone's once it has looked, the head's before."""
-        if row == 0 or verified and self.verdict:
+        if row == 0 or (verified and self.verdict):
             return self.t("fig.p", p=numbers.probability(self._p(row)))
         return self.t("fig.p_head", p=numbers.probability(self.drafts.head_p[row]))
 
@@ -117,7 +118,7 @@ class _ShownStep:
         x, y = self.layout.x, self.layout.y
         kinds = self.snapshot.kinds
         columns = zip(self.shape.paths, self.drafts.parent, self.shape.depth.tolist(), self.drafts.rank,
-                      self.drafts.token, self.texts, self.verdicts)
+                      self.drafts.token, self.texts, self.verdicts, strict=True)
         return [{"row": row, "path": ".".join(map(str, path)), "parent": parent, "depth": depth, "rank": rank,
                  "text": tokens.visible(text), "kind": kinds.get(token, "text"), "verdict": verdict,
                  "x": x.get(row), "y": y.get(row), "p": _rounded(self._p(row))}
@@ -144,18 +145,20 @@ class _ShownStep:
 
     def _cache(self) -> dict:
         keep, rows = len(self.kept), len(self.rows)
-        text = self.t("view.cache.text", keep=keep, drop=rows - keep) if self.verdict else self.t("view.cache.unverified", rows=rows)
-        return {"prefix": self.step.prefix_length, "keep": keep, "drop": rows - keep if self.verdict else 0, "text": text,
+        drop = rows - keep if self.verdict else 0
+        key = "view.cache.text" if self.verdict else "view.cache.unverified"
+        return {"prefix": self.step.prefix_length, "keep": keep, "drop": drop,
+                "text": self.t(key, keep=keep, drop=drop, rows=rows),
                 "rows": [{"row": row, "verdict_kept": row in self.kept} for row in self.rows]}
 
     # ---- tables ------------------------------------------------------------------------------------------------------
 
     def _heads(self) -> dict:
-        used = set(zip(self.shape.depth[1:].tolist(), self.shape.rank[1:].tolist()))
+        used = set(zip(self.shape.depth[1:].tolist(), self.shape.rank[1:].tolist(), strict=True))
         return {"head": [{
             "k": k, "title": self.t("view.head_title", k=k, next=k + 1),
             "tokens": [{"text": tokens.visible(self.tell.name(token)), "p": _rounded(p), "used": (k, rank) in used}
-                       for rank, (token, p) in enumerate(zip(top.ids, top.p))],
+                       for rank, (token, p) in enumerate(zip(top.ids, top.p, strict=True))],
         } for k, top in enumerate(self.drafts.heads, start=1)]}
 
     def _verdict_panel(self) -> dict:

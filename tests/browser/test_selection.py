@@ -71,8 +71,15 @@ def test_the_selection_survives_redraws_and_moves_to_the_parent(explorer):
     explorer.wait("path", path.split(".")[0])
 
 
-def test_zoom_is_kept_over_steps(explorer):
-    zoom = "document.querySelector('#tree .js-plotly-plot')._fullLayout.xaxis.range.map((edge) => edge.toFixed(2)).join()"
-    explorer.page.evaluate("Plotly.relayout(document.querySelector('#tree .js-plotly-plot'), {'xaxis.range': [0, 2]})")
+def test_a_moved_figure_stays_so_over_steps(explorer):
+    reach = "document.querySelector('#tree .js-plotly-plot')._fullLayout.xaxis.range.map((edge) => edge.toFixed(2)).join()"
+    whole, mouse = explorer.page.evaluate(reach), explorer.page.mouse
+    x, y = explorer.node_pixel(0)
+    mouse.move(x + 40, y + 60)
+    mouse.down()
+    mouse.move(x + 140, y + 60, steps=4)
+    mouse.up()
+    explorer.page.wait_for_function(f"{reach} !== '{whole}'")
+    moved = explorer.page.evaluate(reach)
     explorer.step()
-    assert explorer.page.evaluate(zoom) == "0.00,2.00"
+    assert explorer.page.evaluate(reach) == moved

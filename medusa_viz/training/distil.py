@@ -1,0 +1,264 @@
+"""Self-distillation: the model writes the text that its heads will learn from.
+
+Job number n is one reply: its prompt, its temperature and its draws follow from the settings, the seed and n alone.
+Finished texts go to a part file line by line, so a run that was stopped goes on where it was, and ends with the same
+file as one that was not: the replies of the first jobs, in order, until the wanted number of tokens is reached.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Protocol
+
+import numpy as np
+
+from medusa_viz.decoding.batch import Draw, Request, Writer, Written, shared_prefix
+from medusa_viz.decoding.settings import Checked, SettingsError, setting
+from medusa_viz.models.backbone import Backbone
+from medusa_viz.training.data import HELD_OUT, SELF_SYNTHESISED, TRAIN, DataError
+from medusa_viz.training.prompts import Prompt, TurnFrame
+from medusa_viz.training.written import Entry, Label, PartFile
+
+LEAST_BEFORE_LOOP = 8
+"""Tokens that a reply must keep once its loop is cut."""
+
+LEAST_TURN = 4
+"""Tokens of a user turn that the model wrote, its end included."""
+
+
+@dataclass(frozen=True)
+class DistilSettings(Checked):
+    """Knobs of a run."""
+
+    tokens: int = setting(0, "reply tokens to write; 0 = one reply to every prompt of the file", 0, 10**9, 1)
+    temperatures: str = setting("0:60,0.7:30,1:10", "mix of temperatures as temperature:share, …; 0 is greedy")
+    max_new_tokens: int = setting(256, "most tokens of a reply", 2, 100_000, 1)
+    turn_tokens: int = setting(128, "most tokens of a user turn that the model writes itself", LEAST_TURN, 10_000, 1)
+    loops: str = setting("cut", "replies that repeat themselves to the end: cut or keep", choices=("cut", "keep"))
+    held_out: float = setting(0.1, "share of self-written user turns whose replies are held out", 0.0, 1.0)
+    rows: int = setting(64, "replies written side by side", 1, 4_096, 1)
+    seed: int = setting(0, "seed of order, temperatures and draws", 0, 2**31 - 1, 1)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.mix  # noqa: B018 - refuses a mix that cannot be read
+
+    @cached_property
+    def mix(self) -> dict[float, float]:
+        """Share by temperature; the shares sum to 1."""
+        try:
+            pairs = [part.split(":") for part in self.temperatures.split(",")]
+            shares = {float(heat): float(share) for heat, share in pairs}
+            total = sum(shares.values())
+            if not all(0 <= heat <= 2 and share > 0 for heat, share in shares.items()) or not np.isfinite(total):
+                raise ValueError
+        except ValueError:
+            raise SettingsError(f"temperatures is {self.temperatures!r:.60}; it must read like 0:60,0.7:40, with "
+                                "temperatures from 0 to 2 and shares above 0.") from None
+        return {heat: share / total for heat, share in shares.items()}
+
+    def temperature(self, number: int, sampled_only: bool = False) -> float:
+        """The temperature of job `number`."""
+        shares = {heat: share for heat, share in self.mix.items() if heat > 0 or not sampled_only}
+        chances = np.array(list(shares.values()))
+        return float(np.random.default_rng((self.seed, number, 1)).choice(list(shares), p=chances / chances.sum()))
+
+
+class Source(Protocol):
+    """Where the prompts of the jobs come from."""
+
+    name: str
+    digest: str
+    """Changes with the prompts."""
+    kinds: tuple[str, ...]
+    prefix: Sequence[int]
+    """Ids that every request starts with."""
+    jobs: int | None
+    """How many there are; None: no end."""
+    draws: int
+    """Stretches that the model writes per job; the last is the reply."""
+    shortest: int
+    """Ids before a reply, at least."""
+
+    def request(self, number: int) -> Request: ...
+
+    def label(self, text: Written) -> Label: ...
+
+    def temperature(self, number: int) -> float: ...
+
+
+class FromPrompts:
+    """Jobs over the prompts of a file, pass after pass, each pass in an order of its own.
+
+    Passes after the first are sampled only: a greedy reply to the same prompt would be the same reply again.
+    """
+
+    draws, shortest = 1, 0
+
+    def __init__(self, prompts: Sequence[Prompt], encode: Callable[[str], Sequence[int]], backbone: Backbone,
+                 settings: DistilSettings, name: str) -> None:
+        self.prompts, self.settings, self.name = prompts, settings, name
+        self.ids = [tuple(encode(prompt.text)) for prompt in prompts]
+        self.prefix = shared_prefix(self.ids)
+        self.kinds = tuple(dict.fromkeys(prompt.kind for prompt in prompts))
+        self.end_ids, self.context = backbone.end_ids, backbone.context
+        for prompt, ids in zip(prompts, self.ids):
+            if len(ids) >= self.context:
+                raise DataError(f"The prompt “{prompt.text:.40}…” has {len(ids):,} tokens, but {backbone.name} has room "
+                                f"for {self.context:,}.")
+        greedy_only = set(settings.mix) == {0.0}
+        self.jobs = len(prompts) if greedy_only or not settings.tokens else None
+        self.digest = _digest([asdict(prompt) for prompt in prompts])
+
+    def place(self, number: int) -> tuple[int, int]:
+        """Pass, and place in the file, of the prompt of job `number`."""
+        turn, within = divmod(number, len(self.prompts))
+        return turn, int(np.random.default_rng((self.settings.seed, turn)).permutation(len(self.prompts))[within])
+
+    def temperature(self, number: int) -> float:
+        return self.settings.temperature(number, sampled_only=number >= len(self.prompts))
+
+    def request(self, number: int) -> Request:
+        ids = self.ids[self.place(number)[1]]
+        limit = min(self.settings.max_new_tokens, self.context - len(ids))
+        return Request(number, ids, (Draw(limit, self.end_ids, self.temperature(number),
+                                          watch_loops=self.settings.loops == "cut"),))
+
+    def label(self, text: Written) -> Label:
+        turn, place = self.place(text.number)
+        prompt = self.prompts[place]
+        return Label(self.kinds.index(prompt.kind), prompt.split, place, turn)
+
+
+class SelfWritten:
+    """Jobs whose user turn the model writes too: from the bare chat template, at temperature 1."""
+
+    name = SELF_SYNTHESISED
+    kinds = (SELF_SYNTHESISED,)
+    jobs = None
+    draws = 2
+
+    def __init__(self, frame: TurnFrame, backbone: Backbone, settings: DistilSettings) -> None:
+        if not settings.tokens:
+            raise SettingsError("tokens is 0, which means one reply to every prompt of a file; with prompts of the "
+                                "model's own, say how many tokens to write.")
+        self.frame, self.settings, self.end_ids = frame, settings, backbone.end_ids
+        self.prefix, self.digest = frame.before, _digest([frame.before, frame.after])
+        self.shortest = len(frame.before) + LEAST_TURN + len(frame.after) - 1
+        if self.request(0).room > backbone.context:
+            raise SettingsError(f"turn_tokens and max_new_tokens together need more room than {backbone.name}'s "
+                                f"{backbone.context:,} tokens.")
+
+    def temperature(self, number: int) -> float:
+        return self.settings.temperature(number)
+
+    def request(self, number: int) -> Request:
+        settings = self.settings
+        turn = Draw(settings.turn_tokens, frozenset([self.frame.end]), 1.0, self.frame.after[1:], watch_loops=True)
+        reply = Draw(settings.max_new_tokens, self.end_ids, self.temperature(number),
+                     watch_loops=settings.loops == "cut")
+        return Request(number, self.frame.before, (turn, reply))
+
+    def label(self, text: Written) -> Label:
+        """Split by the turn's own tokens, so that equal turns are never on both sides."""
+        share = int(_digest(text.ids[: text.starts[-1]])[:8], 16) / 16**8
+        return Label(0, HELD_OUT if share < self.settings.held_out else TRAIN)
+
+
+def _digest(value: object) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]
+
+
+class Shelf:
+    """Which texts make up the file: those of the first jobs, in order, until there are enough tokens.
+
+    The order of the jobs decides, not the order in which their texts ended, so that the file is the same however
+    often a run was stopped.
+    """
+
+    def __init__(self, source: Source, tokens: int) -> None:
+        self.source, self.wanted = source, tokens
+        self.entries: list[Entry] = []
+        self.dropped: Counter[str] = Counter()
+        self.tokens = 0
+        self.waiting = 0
+        """Reply tokens of texts that came in before the text of an earlier job."""
+        self._early: dict[int, Written] = {}
+        self._next = 0
+        self._seen: set[tuple[int, ...]] = set()
+
+    @property
+    def complete(self) -> bool:
+        enough = 0 < self.wanted <= self.tokens
+        return enough or self._next == self.source.jobs
+
+    def add(self, text: Written) -> None:
+        self._early[text.number] = text
+        self.waiting += self._reply_tokens(text)
+        while self._next in self._early and not self.complete:
+            text = self._early.pop(self._next)
+            self.waiting -= self._reply_tokens(text)
+            self._next += 1
+            if reason := self._unfit(text):
+                self.dropped[reason] += 1
+            else:
+                self.tokens += self._reply_tokens(text)
+                self.entries.append(Entry(text, self.source.label(text), self.source.temperature(text.number)))
+
+    def _reply_tokens(self, text: Written) -> int:
+        return len(text.ids) - text.starts[-1] if len(text.starts) == self.source.draws else 0
+
+    def _unfit(self, text: Written) -> str:
+        """Why a text stays out; empty if it does not."""
+        if len(text.starts) < self.source.draws:
+            return "user turn without an end"
+        if text.starts[-1] < self.source.shortest:
+            return "user turn too short"
+        if text.finishes[-1] == "loop" and self._reply_tokens(text) < LEAST_BEFORE_LOOP:
+            return "hardly more than a loop"
+        if (key := tuple(text.ids)) in self._seen:
+            return "written before"
+        self._seen.add(key)
+        return ""
+
+
+class Distillation:
+    """One run: jobs of a source, written by a backbone, kept in a part file."""
+
+    def __init__(self, backbone: Backbone, source: Source, settings: DistilSettings, part: PartFile) -> None:
+        self.source, self.part = source, part
+        self.writer = Writer(backbone, source.prefix, settings.rows, settings.seed)
+        self.shelf = Shelf(source, settings.tokens)
+        for text in part.texts.values():
+            self.shelf.add(text)
+        self._number = 0
+
+    @property
+    def tokens(self) -> int:
+        """Reply tokens written so far, those of unfinished texts included."""
+        return self.shelf.tokens + self.shelf.waiting + self.writer.in_flight
+
+    def run(self, progress: Callable[[int], None] = lambda tokens: None) -> Shelf:
+        """Write until the shelf is complete. `progress` hears of the tokens so far whenever a text has ended."""
+        if not self.shelf.complete:
+            for text in self.writer.run(self._request):
+                self.part.add(text)
+                self.shelf.add(text)
+                progress(self.tokens)
+                if self.shelf.complete:
+                    break
+        return self.shelf
+
+    def _request(self) -> Request | None:
+        """The next job that has no text yet; None while those under way will probably do."""
+        while self._number in self.part.texts:
+            self._number += 1
+        if self._number == self.source.jobs or 0 < self.shelf.wanted <= self.tokens:
+            return None
+        self._number += 1
+        return self.source.request(self._number - 1)

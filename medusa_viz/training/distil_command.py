@@ -1,0 +1,152 @@
+"""`python -m medusa_viz distill`: the model writes the training data of its own heads."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+from dataclasses import asdict, fields
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+from medusa_viz.models.presets import DEFAULT_PRESET, PRESETS
+from medusa_viz.training.distil import DistilSettings
+
+if TYPE_CHECKING:
+    from medusa_viz.models.backbone import Backbone
+    from medusa_viz.models.text import TextCodec
+    from medusa_viz.training.distil import Distillation, Source
+    from medusa_viz.training.written import PartFile
+
+EXIT_STOPPED = 130  # what a shell reports for a command that Ctrl-C ended
+
+
+def add_parser(commands: argparse._SubParsersAction) -> None:
+    """Add `distill` to the command line; its `run` is in the parsed arguments."""
+    parser = commands.add_parser(
+        "distill", help="let the model write training data for its heads",
+        description="The model replies to prompts, and the replies are stored as token ids for `train` and `calibrate`. "
+                    "A run that was stopped (Ctrl-C) goes on with --resume.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.add_argument("--model", default=DEFAULT_PRESET.name, help="preset, folder or hub id of the backbone")
+    prompts = parser.add_mutually_exclusive_group()
+    prompts.add_argument("--prompts", type=Path, metavar="FILE", help="JSON lines with prompt, kind and split, or a text "
+                         "file with one prompt a line; None: the prompts that ship with the project")
+    prompts.add_argument("--synthesise", action="store_true", help="let the model write the prompts too")
+    parser.add_argument("--split", choices=("all", "train", "held_out"), default="all", help="which prompts to take")
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE.npz", help="token file to write")
+    parser.add_argument("--resume", action="store_true", help="go on with the unfinished run beside --out")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:1")
+    parser.add_argument("--dtype", default="fp32", help="fp32, bf16 or fp16; anything but fp32 rounds what the model says")
+    for field in fields(DistilSettings):
+        parser.add_argument(f"--{field.name.replace('_', '-')}", type=type(field.default), default=field.default,
+                            choices=field.metadata["choices"], help=field.metadata["help"])
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command; faults that a person can mend are ValueErrors of one sentence."""
+    settings = DistilSettings(**{field.name: getattr(args, field.name) for field in fields(DistilSettings)})
+    if args.out.suffix != ".npz":
+        raise ValueError(f"--out is {args.out}; a token file ends in .npz.")
+    if args.out.exists():
+        raise ValueError(f"{args.out} exists already: delete it, or name another file.")
+    backbone, codec = _load(args)
+    source = _source(args, settings, backbone, codec)
+    from medusa_viz.training.distil import Distillation
+    from medusa_viz.training.written import PartFile
+
+    part = PartFile(args.out.with_name(args.out.name + ".texts.jsonl"), _identity(backbone, source, settings), args.resume)
+    try:
+        job = Distillation(backbone, source, settings, part)
+        seconds, begun = _write(job, settings)
+    except KeyboardInterrupt:
+        print(f"\nStopped; {len(part.texts):,} texts are kept in {part.path}. Go on with --resume.", file=sys.stderr)
+        return EXIT_STOPPED
+    finally:
+        part.close()
+    _finish(args, settings, backbone, source, job, seconds, begun)
+    return 0
+
+
+def _load(args: argparse.Namespace) -> tuple[Backbone, TextCodec]:
+    from transformers import AutoTokenizer
+
+    from medusa_viz.models import backbone, device
+    from medusa_viz.models.fetch import ensure_model
+    from medusa_viz.models.text import TextCodec
+
+    placement = device.choose(args.device, args.dtype)
+    preset = PRESETS.get(args.model)
+    report = lambda phase, fraction, detail: print(f"{phase}: {detail}", file=sys.stderr)  # noqa: E731
+    source = ensure_model(preset, report) if preset else args.model
+    loaded = backbone.load(source, placement, preset.title if preset else str(args.model))
+    return loaded, TextCodec(AutoTokenizer.from_pretrained(source))
+
+
+def _source(args: argparse.Namespace, settings: DistilSettings, backbone: Backbone, codec: TextCodec) -> Source:
+    from medusa_viz.training import prompts
+    from medusa_viz.training.distil import FromPrompts, SelfWritten
+
+    if args.synthesise:
+        return SelfWritten(prompts.turn_frame(codec), backbone, settings)
+    path = args.prompts or prompts.SHIPPED
+    splits = prompts.SPLITS.values() if args.split == "all" else [prompts.SPLITS[args.split]]
+    return FromPrompts(prompts.read(path, list(splits)), codec.encode_prompt, backbone, settings, path.name)
+
+
+def _identity(backbone: Backbone, source: Source, settings: DistilSettings) -> dict:
+    """What a resumed run must have in common with the one that it goes on with. `rows` may change: it does not touch
+    the texts."""
+    from medusa_viz.training.hidden import model_fingerprint
+
+    return {"model": model_fingerprint(backbone.model), "dtype": backbone.placement.dtype_name, "source": source.name,
+            "prompts": source.digest, **{name: value for name, value in asdict(settings).items() if name != "rows"}}
+
+
+def _write(job: Distillation, settings: DistilSettings) -> tuple[float, int]:
+    """Write all texts under a progress bar; seconds taken and tokens that were there before."""
+    from tqdm import tqdm
+
+    begun, start = job.tokens, perf_counter()
+    if begun:
+        print(f"Resumed: {begun:,} reply tokens are there already.", file=sys.stderr)
+    with tqdm(total=settings.tokens or None, initial=begun, desc="writing", unit="token", smoothing=0.02) as bar:
+        job.run(lambda tokens: bar.update(tokens - bar.n))
+    return perf_counter() - start, begun
+
+
+def _finish(args: argparse.Namespace, settings: DistilSettings, backbone: Backbone, source: Source, job: Distillation,
+            seconds: float, begun: int) -> None:
+    """Token file and data card; the part file goes once both are there."""
+    from medusa_viz.training.written import card_path, save_card, save_replies
+
+    shelf = job.shelf
+    if not shelf.entries:
+        raise ValueError(f"No reply was fit to keep ({json.dumps(shelf.dropped)}); nothing was written.")
+    save_replies(args.out, shelf.entries, source.kinds, backbone.vocab_size)
+    written = job.tokens - begun
+    save_card(args.out, shelf.entries, source.kinds, {
+        "model": backbone.name, "dtype": backbone.placement.dtype_name, "prompts": source.name,
+        "settings": asdict(settings), "left_out": dict(shelf.dropped),
+        "last_run": {"tokens": written, "seconds": round(seconds, 1), "device": backbone.placement.device_name,
+                     "attention": job.writer.backbone.attention},
+        "command": command_line(args)})
+    job.part.path.unlink()
+    print(f"{shelf.tokens:,} reply tokens in {len(shelf.entries):,} replies are in {args.out}, their data card in "
+          f"{card_path(args.out)}; {written / max(seconds, 1e-9):,.0f} tokens per second.")
+
+
+def command_line(args: argparse.Namespace) -> str:
+    """The command that repeats this run; of paths only the last part, since cards are read elsewhere."""
+    words = ["python", "-m", "medusa_viz", "distill", "--model", Path(args.model).name if Path(args.model).exists()
+             else args.model]
+    words += ["--synthesise"] if args.synthesise else ["--prompts", args.prompts.name] if args.prompts else []
+    words += ["--split", args.split] if args.split != "all" else []
+    for field in fields(DistilSettings):
+        value = getattr(args, field.name)
+        if value != field.default:
+            words += [f"--{field.name.replace('_', '-')}", str(value)]
+    return shlex.join([*words, "--out", args.out.name])

@@ -1,0 +1,470 @@
+"""Live runs: steps seen one by one equal `decode`, from anywhere and in any order; every number against a slow one."""
+
+import math
+import random
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from tiny import (VOCAB, backbone, oracle_drafter, plain_greedy, plain_logits, prompt, random_drafter, random_shape)
+
+from medusa_viz.decoding import acceptance, decoder, live, observe
+from medusa_viz.decoding.live import LiveRun
+from medusa_viz.decoding.preview import LatencyEstimate, unverified
+from medusa_viz.decoding.records import TEMPERATURES, Step
+from medusa_viz.decoding.settings import Acceptance
+from medusa_viz.decoding.tree import dense, from_paths
+from medusa_viz.models.backbone import BackboneError
+
+GREEDY = Acceptance()
+DRAFT_IDS = [0, 2, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53]
+
+
+def engine(of, drafter):
+    return SimpleNamespace(backbone=of, drafter=drafter)
+
+
+@pytest.fixture(scope="module")
+def exact():
+    """Double precision: an engine whose heads often know the greedy text, a prompt, the text."""
+    of, ids = backbone(dtype=torch.float64), prompt(0)
+    text, rng = plain_greedy(of, ids, 60), random.Random(0)
+    ranks = {(place, k): rng.choices([0, 1, 2, 7], [6, 2, 1, 1])[0] for place in range(60) for k in range(1, 5)}
+    return engine(of, oracle_drafter(of, ids, text, heads=4, rank=lambda place, k: ranks[place, k])), ids, text
+
+
+def greedy_rows(look):
+    """Rows that greedy acceptance takes, read off the look alone."""
+    own = np.array(look.verification.rank) == 0
+    own[0] = True
+    return acceptance.longest_path(look.shape, acceptance.passed(look.shape, own))
+
+
+def greedy_step(run, position, shape):
+    """Look, commit, and the position behind."""
+    look = run.look(position, shape, GREEDY)
+    rows = greedy_rows(look)
+    tokens = [look.drafts.token[row] for row in rows]
+    return look, tokens, run.advance(look, rows, tokens, look.verification.top[rows[-1]].ids[0])[0]
+
+
+def assert_same(position, other, tolerance=1e-6):
+    assert (position.ids, position.root) == (other.ids, other.root)
+    assert float((position.hidden - other.hidden).abs().max()) < tolerance
+    assert position.root_p == pytest.approx(other.root_p, abs=tolerance)
+
+
+def fresh_position(eng, ids):
+    return LiveRun(eng).open(ids, GREEDY)
+
+
+# --------------------------------------------------------------------------------------------------------------- steps
+
+
+@pytest.mark.parametrize("shape", [dense([]), dense([1] * 4), dense([3, 2, 2, 1]), from_paths([[7, 0], [2, 9, 1]])],
+                         ids=["plain", "chain", "dense", "odd ranks"])
+def test_advancing_step_by_step_equals_decode(exact, shape):
+    eng, ids, text = exact
+    run = LiveRun(eng)
+    position, blocks = run.open(ids, GREEDY), []
+    for _ in range(12):
+        _, tokens, position = greedy_step(run, position, shape)
+        blocks.append(tokens)
+        assert position.ids == run.ids and run.cache.length == len(position.ids)
+    steps = decoder.decode(eng.backbone, eng.drafter, ids, shape, GREEDY, 1000, ())
+    assert blocks == [next(steps).tokens for _ in range(12)]
+    written = [token for block in blocks for token in block]
+    assert written == text[: len(written)]
+    assert_same(position, fresh_position(eng, position.ids))
+
+
+def test_a_committed_part_of_a_path_leaves_the_rest_out_of_the_cache(exact):
+    eng, ids, text = exact
+    run = LiveRun(eng)
+    look = run.look(run.open(ids, GREEDY), dense([3, 3, 3, 2]), GREEDY)
+    rows = greedy_rows(look)
+    assert len(rows) > 2
+    position, ms = run.advance(look, rows[:2], text[:2], text[2])  # as after an end token or a limit
+    assert run.cache.length == len(ids) + 2 and ms >= 0
+    assert_same(position, fresh_position(eng, [*ids, *text[:2]]))
+
+
+def test_probability_of_the_next_root(exact):
+    eng, ids, _ = exact
+    run = LiveRun(eng)
+    position = run.open(ids, GREEDY)
+    p = plain_logits(eng.backbone, ids)[-1].softmax(-1)
+    assert position.root_p == pytest.approx(float(p[position.root]), abs=1e-5)
+    for commit_late in (False, True):
+        look = run.look(position, dense([2]), GREEDY)
+        if commit_late:
+            run.open(prompt(9), GREEDY)
+        after = plain_logits(eng.backbone, [*ids, position.root])[-1].softmax(-1)
+        for token in (int(after.argmax()), int(after.argmin())):  # among the ten that a look holds, and not
+            there, _ = run.advance(look, [0], [position.root], token)
+            assert there.root == token and there.root_p == pytest.approx(float(after[token]), abs=1e-6)
+
+
+# --------------------------------------------------------------------------------------------------- back and branches
+
+
+def test_going_back_and_forth_equals_a_fresh_run(exact):
+    eng, ids, text = exact
+    rng, run = random.Random(0), LiveRun(eng)
+    known = [(run.open(ids, GREEDY), None)]
+    for _ in range(60):
+        position, _ = known[rng.randrange(len(known))]  # any position ever seen, in any order
+        shape = random_shape(rng, heads=4)
+        look, tokens, after = greedy_step(run, position, shape)
+        plain = LiveRun(eng)
+        right = plain.look(plain.open(position.ids, GREEDY), shape, GREEDY)
+        assert look.drafts.token == right.drafts.token
+        assert look.verification.rank == right.verification.rank
+        assert look.verification.logit == pytest.approx(right.verification.logit, abs=1e-4)
+        place = len(position.ids) - len(ids)
+        assert tokens == text[place : place + len(tokens)]
+        assert_same(after, fresh_position(eng, after.ids))
+        if len(after.ids) < len(ids) + 45:
+            known.append((after, look))
+
+
+def test_an_old_look_can_be_committed_later(exact):
+    eng, ids, _ = exact
+    run = LiveRun(eng)
+    looks, position = [], run.open(ids, GREEDY)
+    for _ in range(6):
+        look, tokens, position = greedy_step(run, position, dense([3, 2, 2]))
+        looks.append((look, greedy_rows(look), tokens, position))
+    for look, rows, tokens, right in [*looks, *looks[::-1], looks[2], looks[2]]:
+        again, _ = run.advance(look, rows, tokens, right.root)
+        assert_same(again, right)
+        assert run.ids == right.ids and run.cache.length == len(right.ids)
+        next_look = run.look(again, dense([2]), GREEDY)
+        assert next_look.drafts.token[0] == right.root
+
+
+def test_a_look_whose_tokens_are_in_the_cache_already_still_gives_a_hidden_state(exact):
+    # Commit, look at the next step, go back and accept the same path under another knob.
+    eng, ids, _ = exact
+    run = LiveRun(eng)
+    look, tokens, position = greedy_step(run, run.open(ids, GREEDY), dense([2, 2]))
+    run.look(position, dense([2]), GREEDY)
+    again, _ = run.advance(look, greedy_rows(look), tokens, position.root)
+    assert_same(again, position)
+    assert run.look(again, dense([2, 2]), GREEDY).verification.rank == run.look(position, dense([2, 2]),
+                                                                                 GREEDY).verification.rank
+
+
+def test_branching_writes_what_a_fresh_run_of_that_branch_writes(exact):
+    eng, ids, _ = exact
+    run = LiveRun(eng)
+    look = run.look(run.open(ids, GREEDY), dense([3, 2]), GREEDY)
+    for row in (1, 2, 3):  # a node that greedy acceptance may reject
+        token = look.drafts.token[row]
+        position, _ = run.advance(look, [0, row], [look.drafts.token[0], token], look.verification.top[row].ids[0])
+        text = plain_greedy(eng.backbone, position.ids, 12)
+        written = []
+        while len(written) < 8:
+            _, tokens, position = greedy_step(run, position, dense([2, 1]))
+            written += tokens
+        assert written == text[: len(written)]
+
+
+@pytest.mark.parametrize("held, wanted, run_rows", [
+    ([1, 2, 3, 4], [1, 2, 3, 4], 0), ([1, 2, 3, 4], [1, 2, 3, 4, 5, 6], 2), ([1, 2, 3, 4], [1, 2], 1),
+    ([1, 2, 3, 4], [1, 2, 9], 1), ([1, 2, 3, 4], [9, 2, 3, 4], 4), ([1], [2], 1), ([], [4, 5], 2),
+])
+def test_only_what_is_not_shared_is_run(exact, monkeypatch, held, wanted, run_rows):
+    eng, _, _ = exact
+    run, rows = LiveRun(eng), []
+    if held:
+        run.open(held, GREEDY)
+    real = eng.backbone._forward
+    monkeypatch.setattr(eng.backbone, "_forward", lambda tokens, *a, **k: rows.append(len(tokens)) or real(tokens, *a, **k))
+    forward = run._align(tuple(wanted))
+    assert sum(rows) == run_rows and run.ids == tuple(wanted) and run.cache.length == len(wanted)
+    assert (forward is None) == (held == wanted)
+    if forward is not None:
+        assert float((forward.logits[0] - plain_logits(eng.backbone, wanted)[-1]).abs().max()) < 1e-5
+    monkeypatch.undo()
+    right = plain_logits(eng.backbone, [*wanted, 7])[-1]
+    got = eng.backbone.prefill([7], run.cache).logits[0]
+    assert float((got - right).abs().max()) < 1e-5
+
+
+def test_failures_leave_the_run_usable(exact, monkeypatch):
+    eng, ids, _ = exact
+    run = LiveRun(eng)
+    position = run.open(ids, GREEDY)
+    look = run.look(position, dense([3, 2, 2]), GREEDY)
+    rows, right = greedy_rows(look), run.look(position, dense([2]), GREEDY)
+    look = run.look(position, dense([3, 2, 2]), GREEDY)
+    tokens, root = [look.drafts.token[row] for row in rows], look.verification.top[rows[-1]].ids[0]
+    real = observe.verification
+
+    def fail(*_):
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(observe, "verification", fail)
+    with pytest.raises(RuntimeError):
+        run.look(position, dense([1, 1]), GREEDY)  # has overwritten the rows of the look before it
+    monkeypatch.setattr(observe, "verification", real)
+    after, _ = run.advance(look, rows, tokens, root)
+    assert_same(after, fresh_position(eng, after.ids))
+
+    calls, forward = [], eng.backbone._forward
+    monkeypatch.setattr("medusa_viz.models.backbone.PREFILL_CHUNK", 3)
+
+    def fail_third(*args, **kwargs):
+        calls.append(1)
+        return fail() if len(calls) == 3 else forward(*args, **kwargs)
+
+    monkeypatch.setattr(eng.backbone, "_forward", fail_third)
+    far = replace(position, ids=(*ids, 1, 2, 3, 4, 5, 6, 7, 8))
+    with pytest.raises(RuntimeError):
+        run.look(far, dense([2]), GREEDY)  # fails half-way through a prefill of three chunks
+    monkeypatch.undo()
+    again = run.look(position, dense([2]), GREEDY)
+    assert again.verification.logit == pytest.approx(right.verification.logit, abs=1e-5)
+    with pytest.raises(BackboneError):
+        run.open([1] * 1000, GREEDY)
+    assert_same(run.open(ids, GREEDY), position)
+
+
+# -------------------------------------------------------------------------------------------------------- two visitors
+
+
+def test_two_runs_in_turn_equal_each_alone(exact):
+    """Field case A27: different prompts, trees and modes on one backbone, 60 tokens each, step by step in turn."""
+    eng, _, _ = exact
+    plans = [(prompt(21), dense([3, 2, 1]), GREEDY), (prompt(22), dense([2, 2]), Acceptance("rejection", 0.9, seed=3)),
+             (prompt(23), dense([1] * 4), GREEDY)]
+
+    def stepper(ids, shape, settings):
+        run = LiveRun(eng)
+        position = run.open(ids, settings)
+        while True:
+            look = run.look(position, shape, settings)
+            if settings.rule == "rejection":
+                walk, look = run.walk(look, shape, range(shape.nodes + 1), settings)
+                rows, root = walk.rows, walk.next_root
+            else:
+                rows = greedy_rows(look)
+                root = look.verification.top[rows[-1]].ids[0]
+            tokens = [look.drafts.token[row] for row in rows]
+            position, _ = run.advance(look, rows, tokens, root)
+            yield tokens
+
+    def take(steppers):
+        texts = [[] for _ in steppers]
+        while min(map(len, texts)) < 60:
+            for text, one in zip(texts, steppers):
+                if len(text) < 60:
+                    text += next(one)
+        return [text[:60] for text in texts]
+
+    together = take([stepper(*plan) for plan in plans])
+    alone = [take([stepper(*plan)])[0] for plan in plans]
+    assert together == alone
+    for text, (ids, _, settings) in zip(together, plans):
+        steps = decoder.decode(eng.backbone, None, ids, dense([]), settings, 60, ())
+        assert text == [token for step in steps for token in step.tokens]
+
+
+# ------------------------------------------------------------------------------------------------------- sampling walks
+
+
+def test_a_walk_draws_what_decode_draws_and_can_be_asked_again(exact):
+    eng, ids, _ = exact
+    for seed in range(10):
+        settings = Acceptance("rejection", 0.7, seed=seed)
+        run = LiveRun(eng)
+        position = run.open(ids, settings)
+        shape = dense([4, 3, 2])
+        look = run.look(position, shape, settings)
+        walk, same = run.walk(look, shape, range(shape.nodes + 1), settings)
+        assert same is look
+        first = next(decoder.decode(eng.backbone, eng.drafter, ids, shape, settings, 50, ()))
+        assert [look.drafts.token[row] for row in walk.rows] == first.tokens
+        run.look(run.open(prompt(5), settings), dense([2]), settings)  # its logits are gone now
+        again, fresh = run.walk(look, shape, range(shape.nodes + 1), settings)
+        assert fresh is not look and again == walk
+        smaller = dense([4, 3])
+        part, _ = run.walk(fresh, smaller, smaller.rows_in(shape).tolist(), settings)
+        inside = [row for row in walk.rows if shape.depth[row] <= 2]
+        assert [smaller.paths[row] for row in part.rows] == [shape.paths[row] for row in inside]
+
+
+# -------------------------------------------------------------------------------------------- numbers of a look
+
+
+@pytest.mark.parametrize("draft_ids", [None, DRAFT_IDS])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_every_number_of_a_look(draft_ids, dtype):
+    of = backbone(dtype=dtype)
+    drafter = random_drafter(of, heads=3, own=True, draft_ids=draft_ids)
+    run, ids, rng = LiveRun(engine(of, drafter)), prompt(4), random.Random(0)
+    position = run.open(ids, GREEDY)
+    shape = random_shape(rng, heads=3, width=4, paths=14)
+    look = run.look(position, shape, GREEDY)
+    vocabulary = draft_ids or list(range(VOCAB))
+    head_p = drafter.logits(position.hidden)[:, 0].double().softmax(-1)
+    order = [sorted(range(len(vocabulary)), key=lambda row: -float(p[row])) for p in head_p]
+    drafts, seen = look.drafts, look.verification
+    assert (drafts.parent, drafts.rank) == (shape.parent.tolist(), shape.rank.tolist())
+    for k, top in enumerate(drafts.heads):
+        assert top.ids == [vocabulary[row] for row in order[k][:10]]
+        assert top.p == pytest.approx([float(head_p[k, row]) for row in order[k][:10]], rel=1e-4)
+    assert len(drafts.heads) == 3 and drafts.head_p[0] == position.root_p and drafts.path_p[0] == 1
+    for row, path in enumerate(shape.paths):
+        tokens = [*ids, *(drafts.token[r] for r in shape.path_to(row))]
+        logits = plain_logits(of, tokens)[-1].double()  # after this row
+        parent_logits = plain_logits(of, tokens[:-1])[-1].double()
+        if row:
+            assert drafts.token[row] == vocabulary[order[len(path) - 1][path[-1]]]
+            assert drafts.head_p[row] == pytest.approx(float(head_p[len(path) - 1, order[len(path) - 1][path[-1]]]), rel=1e-4)
+            assert drafts.path_p[row] == pytest.approx(math.prod(drafts.head_p[r] for r in shape.path_to(row)[1:]), rel=1e-9)
+            own = parent_logits[drafts.token[row]]
+            assert seen.logit[row] == pytest.approx(float(own), abs=1e-4)
+            assert seen.rank[row] == int((parent_logits > own).sum())
+        best = logits.topk(10)
+        assert seen.top[row].ids == best.indices.tolist()
+        assert seen.top[row].p == pytest.approx(logits.softmax(-1)[best.indices].tolist(), rel=1e-3)
+        if shape.is_parent[row]:
+            for place, temperature in enumerate(TEMPERATURES):
+                p = (logits / temperature).softmax(-1)
+                assert seen.lse[row][place] == pytest.approx(float((logits / temperature).logsumexp(-1)), rel=1e-5, abs=1e-3)
+                assert seen.mean_logit[row][place] == pytest.approx(float((p * logits).sum()), abs=1e-3)
+                child = int(np.flatnonzero(shape.parent == row)[0])
+                if child:  # what pages derive from them: p and H, as softmax gives them
+                    log_p = seen.logit[child] / temperature - seen.lse[row][place]
+                    assert math.exp(log_p) == pytest.approx(float(p[drafts.token[child]]), abs=1e-4)
+                    entropy = seen.lse[row][place] - seen.mean_logit[row][place] / temperature
+                    assert entropy == pytest.approx(float(torch.special.entr(p).sum()), abs=2e-3)
+        wanted = int(logits.argmax())
+        if len(path) < 3 and wanted in vocabulary:
+            assert seen.next_rank[row] == order[len(path)].index(vocabulary.index(wanted))
+        else:
+            assert seen.next_rank[row] == -1
+    assert seen.lse.keys() == seen.mean_logit.keys() == {int(row) for row in np.flatnonzero(shape.is_parent)}
+    assert seen.top.keys() == seen.next_rank.keys() == set(range(shape.nodes + 1))
+    if draft_ids:
+        assert -1 in [rank for row, rank in seen.next_rank.items() if shape.depth[row] < 3]
+    timings = [look.timings.propose, look.timings.verify, look.timings.accept]
+    assert all(part > 0 for part in timings) and look.timings.commit is None
+
+
+def test_numbers_of_large_logits_stay_finite():
+    lse, mean = observe.temperature_tables(torch.tensor([[1e4, -1e4, 0.0], [0.0, 0.0, 0.0], [300.0, 299.0, -300.0]]))
+    assert lse.isfinite().all() and mean.isfinite().all()
+    assert lse[0].tolist() == pytest.approx([1e4 / t for t in TEMPERATURES])
+    assert lse[1].tolist() == pytest.approx([math.log(3)] * len(TEMPERATURES))
+    assert observe.temperature_tables(torch.zeros(0, 5))[0].shape == (0, len(TEMPERATURES))
+
+
+def test_ties_are_broken_as_greedy_decoding_breaks_them():
+    """Two tokens that always have equal logits, as half precision often makes them: the first is the argmax."""
+    of = backbone(seed=0)
+    of.lm_head.weight[:] = torch.randn(VOCAB, of.hidden_size)[torch.arange(VOCAB) // 8 * 8]  # eight of each
+    run, shape = LiveRun(engine(of, random_drafter(of, heads=2))), dense([10, 2])
+    position, text, tied = run.open(prompt(0), GREEDY), plain_greedy(of, prompt(0), 20), 0
+    for _ in range(8):
+        look, tokens, after = greedy_step(run, position, shape)
+        for row in range(shape.nodes + 1):
+            ids = look.verification.top[row].ids
+            logits = plain_logits(of, [*position.ids, *(look.drafts.token[r] for r in shape.path_to(row))])[-1]
+            assert ids[0] % 8 == 0 and len(set(ids)) == 10
+            assert float(logits[ids[0]]) >= float(logits.max()) - 1e-5
+            tied += row > 0 and look.verification.rank[row] == 1
+        for row in np.flatnonzero(np.array(look.verification.rank[1:]) == 0) + 1:
+            assert look.drafts.token[row] == look.verification.top[int(shape.parent[row])].ids[0]
+        position = after
+    assert list(position.ids[6:]) == text[: len(position.ids) - 6] and tied > 5
+
+
+def test_a_vocabulary_smaller_than_what_is_shown():
+    of = backbone(vocab_size=7)
+    run = LiveRun(engine(of, random_drafter(of, heads=2, draft_ids=[0, 1, 2])))
+    look = run.look(run.open([1, 2, 3], GREEDY), dense([3, 2]), GREEDY)
+    assert len(look.verification.top[0].ids) == 7 and len(look.drafts.heads[0].ids) == 3
+
+
+# -------------------------------------------------------------------------------------------------------- greedy checks
+
+
+def test_the_check_follows_a_growing_text_and_starts_over_after_going_back(exact, monkeypatch):
+    eng, ids, text = exact
+    run, rows = LiveRun(eng), []
+    real = eng.backbone.prefill
+    monkeypatch.setattr(eng.backbone, "prefill", lambda ids, *a, **k: rows.append(len(ids)) or real(ids, *a, **k))
+    for length in (3, 3, 8, 20):
+        assert run.check_greedy(ids, text[:length]) is None
+    assert sum(rows) == len(ids) + 20  # nothing was run twice
+    wrong = [*text[:5], (text[5] + 1) % VOCAB]
+    assert run.check_greedy(ids, wrong).position == 5
+    assert run.check_greedy(ids, [*wrong, 1, 2]).position == 5
+    assert run.check_greedy(ids, text[:7]) is None
+    assert run.check_greedy([*ids, text[0]], text[1:9]) is None
+    assert run.check_greedy(ids, []) is None
+    other = [(text[0] + 1) % VOCAB]
+    assert run.check_greedy(ids, [*other, *text[1:3]]).position == 0
+    longer_prompt = [*ids, *other]  # the same tokens, but the odd one belongs to the prompt
+    after = plain_greedy(eng.backbone, longer_prompt, 3)
+    assert run.check_greedy(longer_prompt, after) is None
+    assert run.check_greedy(ids, [*other, *after]).position == 0
+
+
+def test_a_check_that_failed_half_way_starts_over(exact, monkeypatch):
+    eng, ids, text = exact
+    run = LiveRun(eng)
+    assert run.check_greedy(ids, text[:4]) is None
+    monkeypatch.setattr(eng.backbone, "prefill", lambda *a, **k: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        run.check_greedy(ids, text[:9])
+    monkeypatch.undo()
+    assert run.check_greedy(ids, [*text[:6], (text[6] + 1) % VOCAB, *text[7:9]]).position == 6
+
+
+def test_checking_does_not_disturb_the_run(exact):
+    eng, ids, text = exact
+    run = LiveRun(eng)
+    look = run.look(run.open(ids, GREEDY), dense([3, 2]), GREEDY)
+    run.check_greedy(ids, text[:9])
+    rows = greedy_rows(look)
+    position, _ = run.advance(look, rows, [look.drafts.token[row] for row in rows], look.verification.top[rows[-1]].ids[0])
+    assert_same(position, fresh_position(eng, position.ids))
+
+
+# ------------------------------------------------------------------------------------------------------------- previews
+
+
+def test_a_preview_drafts_what_a_look_drafts(exact):
+    eng, ids, _ = exact
+    run, rng = LiveRun(eng), random.Random(0)
+    position = run.open(ids, GREEDY)
+    look = run.look(position, dense([1]), GREEDY)
+    step = Step(0, "A", len(ids), look.drafts, look.verification, None, look.timings)
+    for _ in range(20):
+        shape = random_shape(rng, heads=4, width=10, paths=12)
+        drawn, right = unverified(step, shape, 12.5), run.look(position, shape, GREEDY).drafts
+        assert drawn.verification is None and drawn.verdict is None and drawn.estimate_ms == 12.5
+        assert (drawn.drafts.parent, drawn.drafts.rank, drawn.drafts.token) == (right.parent, right.rank, right.token)
+        assert drawn.drafts.head_p == pytest.approx(right.head_p) and drawn.drafts.path_p == pytest.approx(right.path_p)
+        assert drawn.drafts.heads == right.heads and drawn.shape.fingerprint == shape.fingerprint
+
+
+def test_latency_is_interpolated_between_what_was_seen():
+    latency = LatencyEstimate()
+    assert latency.of(5) is None
+    latency.add(8, 80)
+    assert latency.of(8) == 80 and latency.of(16) == 160 and latency.of(1) == 80
+    latency.add(16, 100)
+    assert latency.of(12) == 90 and latency.of(32) == 200 and latency.of(1) == 80
+    latency.add(16, 200)
+    assert latency.of(16) == 150
+
+
+def test_settling_is_only_for_devices_that_queue(exact):
+    assert live._settle(exact[0]) is None

@@ -32,7 +32,7 @@ export function createControls(app) {
       parts.verify.textContent = view.run.verify;
       parts.state.textContent = stateText(view, t);
       parts.headline.textContent = view.headline.text;
-      parts.headline.title = view.headline.hint ?? '';
+      parts.headline.title = `${view.headline.text} ${view.headline.hint}`;
       drawPhases(app, view);
     },
     phase() {

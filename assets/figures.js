@@ -1,9 +1,11 @@
 // Tree and mask: Plotly figures that share the selection.
 
+import { h } from './dom.js';
 import { maskMarks, Plot, treeMarks } from './plots.js';
 
 const LINE_FOR_TWO = 25;
 const LABEL = 10;
+const LENS = 3;
 
 export function createTree(app) {
   const { parts, selection, options } = app;
@@ -64,6 +66,20 @@ export function createMask(app) {
       plot.marks = marks();
       plot.draw(view.mask.figure.data, fittedLabels(view.mask.figure.layout, plot.host));
     },
-    select: () => plot.mark(marks()),
+    select() {
+      plot.mark(marks());
+      drawLens(app);
+    },
   };
+}
+
+// In the overview a row is thinner than a pixel: the rows round the selected one are spelt out in the corner that no
+// mask ever fills, since a row sees no later row.
+function drawLens({ view, selection, parts, t }) {
+  parts.lens.hidden = !view.mask.lens;
+  if (!view.mask.lens) return;
+  const first = Math.max(0, Math.min(selection.shown.row - LENS, view.mask.rows.length - 1 - 2 * LENS));
+  parts.lens.replaceChildren(...view.mask.rows.slice(first, first + 2 * LENS + 1).map(({ row, text }) =>
+    h('p', { 'data-selected': row === selection.row },
+      t('ui.lens', { row: String(row), text, rows: selection.ancestors(row).join(' ') }))));
 }

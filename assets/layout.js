@@ -102,7 +102,8 @@ function legend(t) {
 
 function maskPanel(parts, t) {
   parts.maskPlot = h('div', { class: 'mv-plot', role: 'group', 'aria-label': t('ui.mask') });
-  parts.mask = h('div', { id: 'mask', class: 'mv-mask', tabindex: 0, 'aria-label': t('ui.mask'), role: 'group' }, parts.maskPlot);
+  parts.lens = h('div', { class: 'mv-lens', hidden: true });
+  parts.mask = h('div', { id: 'mask', class: 'mv-mask', tabindex: 0, 'aria-label': t('ui.mask'), role: 'group' }, parts.maskPlot, parts.lens);
   parts.cacheCells = h('div', { class: 'mv-cells' });
   parts.cacheText = h('p', { class: 'mv-cache-text' });
   parts.cache = h('div', { id: 'cache', class: 'mv-cache', role: 'group', 'aria-label': t('ui.cache') },

@@ -116,15 +116,17 @@ export function createCache(app) {
     draw(view) {
       const { cache } = view;
       const shown = cache.rows.length > CELL_LIMIT ? cache.rows.filter((cell) => cell.verdict_kept) : cache.rows;
-      const keys = [`prefix ${cache.prefix}`, ...shown.map((cell) => `${view.steps.index} ${cell.row} ${cell.verdict_kept}`)];
+      const rest = cache.rows.length - shown.length;
+      const keys = [`prefix ${cache.prefix}`, ...shown.map((cell) => `${view.steps.index} ${cell.row} ${cell.verdict_kept}`), `rest ${rest}`];
       parts.cacheCells.style.setProperty('--cells', Math.max(shown.length, 12));
       let kept = 0;
       const slots = shown.map((cell) => (cell.verdict_kept ? kept++ : null));
       const last = slots.lastIndexOf(kept - 1);
-      replaceTail(parts.cacheCells, keys, (index) => (index === 0
-        ? h('span', { class: 'mv-prefix', title: t('ui.cache_prefix', { n: cache.prefix }) }, String(cache.prefix))
-        : h('i', { 'data-row': shown[index - 1].row, 'data-kept': String(shown[index - 1].verdict_kept),
-          'data-last': String(index - 1 === last), style: `--slide:${(slots[index - 1] ?? index - 1) - (index - 1)}` })));
+      const block = h('span', { class: 'mv-prefix', title: t('ui.cache_prefix', { n: cache.prefix }) }, String(cache.prefix));
+      const others = h('span', { class: 'mv-rest', hidden: rest === 0 }, t('ui.folded', { n: rest }));
+      const cell = (at) => h('i', { 'data-row': shown[at].row, 'data-kept': String(shown[at].verdict_kept),
+        'data-last': String(at === last), style: `--slide:${(slots[at] ?? at) - at}` });
+      replaceTail(parts.cacheCells, keys, (index) => (index === 0 ? block : index > shown.length ? others : cell(index - 1)));
       parts.cacheText.textContent = parts.cacheText.title = cache.text;
       this.select();
     },

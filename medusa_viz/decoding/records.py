@@ -7,9 +7,10 @@ with one entry per row of the tree (row 0 is the root), and floats are rounded t
 from __future__ import annotations
 
 import json
-import math
-from dataclasses import asdict, dataclass, field, fields, replace
-from functools import cached_property
+from dataclasses import asdict, dataclass, field, is_dataclass
+from functools import cache, cached_property
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
 import numpy as np
 
@@ -190,38 +191,44 @@ def from_json(text: str) -> Session:
         raise RecordError(f"This session was saved by a newer version (format {version}); "
                           f"this one reads up to {FORMAT_VERSION}.")
     try:
-        data["branches"] = [_branch(branch) for branch in data["branches"]]
-        data["texts"] = {int(key): value for key, value in data["texts"].items()}
-        data["kinds"] = {int(key): value for key, value in data["kinds"].items()}
-        return Session(**data)
-    except (ValueError, TypeError, KeyError, AttributeError):
+        session = _read(Session, data)
+        for branch in session.branches:
+            for step in branch.steps:
+                _check_rows(step)
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
         raise RecordError("This session file is damaged: a part is missing or has the wrong type.") from None
+    return session
 
 
-def _branch(data: dict) -> Branch:
-    return Branch(**{**data, "steps": [_step(step) for step in data["steps"]]})
+def _read(kind: Any, data: Any) -> Any:
+    """A value of the annotated type `kind` from JSON. Raises ValueError, TypeError or KeyError where it is not one."""
+    arguments = get_args(kind)
+    if isinstance(kind, UnionType):  # T | None
+        return None if data is None else _read(arguments[0], data)
+    if is_dataclass(kind):
+        hints = _hints(kind)
+        return kind(**{name: _read(hints[name], value) for name, value in data.items()})
+    if get_origin(kind) is dict:
+        return {arguments[0](key): _read(arguments[1], value) for key, value in data.items()}
+    if get_origin(kind) is list:
+        if not isinstance(data, list):
+            raise ValueError("not a list")
+        if arguments[0] in _SCALARS and {type(item) for item in data} <= _SCALARS[arguments[0]]:
+            return data
+        return [_read(arguments[0], item) for item in data]
+    if type(data) not in _SCALARS[kind]:
+        raise ValueError(f"not of type {kind.__name__}")
+    return data
 
 
-def _step(data: dict) -> Step:
-    drafts = dict(data["drafts"], heads=[TopTokens(**top) for top in data["drafts"]["heads"]])
-    verification, verdict = data["verification"], data["verdict"]
-    if verification is not None:
-        keyed = {name: {int(row): value for row, value in verification[name].items()}
-                 for name in ("top", "lse", "mean_logit", "next_rank")}
-        keyed["top"] = {row: TopTokens(**top) for row, top in keyed["top"].items()}
-        verification = Verification(**{**verification, **keyed})
-    if verdict is not None:
-        verdict = Verdict(**{**verdict, "settings": Acceptance(**verdict["settings"])})
-    step = Step(**{**data, "drafts": Drafts(**drafts), "verification": verification, "verdict": verdict,
-                   "timings": Timings(**data["timings"])})
-    _check_rows(step)
-    return step
+_SCALARS = {int: {int}, float: {int, float}, str: {str}}
+_hints = cache(get_type_hints)
 
 
 def _check_rows(step: Step) -> None:
     """Raise ValueError unless the columns fit together, as everything that draws a record relies on."""
     drafts, seen, verdict = step.drafts, step.verification, step.verdict
-    rows = len(drafts.parent)
+    rows, parents = len(drafts.parent), set(drafts.parent[1:])
     columns = [drafts.rank, drafts.token, drafts.head_p, drafts.path_p]
     columns += [seen.logit, seen.rank] if seen else []
     columns += [verdict.p, verdict.entropy, verdict.threshold, verdict.verdict] if verdict else []
@@ -229,7 +236,13 @@ def _check_rows(step: Step) -> None:
         raise ValueError("columns differ in length")
     if drafts.parent[:1] != [-1] or any(not 0 <= parent < row for row, parent in enumerate(drafts.parent[1:], 1)):
         raise ValueError("a parent does not stand before its child")
-    if seen and seen.top.keys() != set(range(rows)):
+    if (np.diff(step.shape.depth) < 0).any() or min(drafts.rank[1:], default=0) < 0:
+        raise ValueError("rows are not ordered by depth, or a rank is below 0")
+    if any(len(top.ids) != len(top.p) for top in [*drafts.heads, *(seen.top.values() if seen else ())]):
+        raise ValueError("tokens and probabilities differ in number")
+    if seen and not (seen.top.keys() == seen.next_rank.keys() == set(range(rows))
+                     and seen.lse.keys() == seen.mean_logit.keys() == parents
+                     and all(len(table) == len(TEMPERATURES) for table in [*seen.lse.values(), *seen.mean_logit.values()])):
         raise ValueError("not every row was seen")
     if verdict and not all(0 <= row < rows for row in verdict.accepted):
         raise ValueError("an accepted row is not in the tree")

@@ -52,8 +52,8 @@ class DistilSettings(Checked):
     def mix(self) -> dict[float, float]:
         """Share by temperature; the shares sum to 1."""
         try:
-            pairs = [part.split(":") for part in self.temperatures.split(",")]
-            shares = {float(heat): float(share) for heat, share in pairs}
+            pairs = [part.partition(":") for part in self.temperatures.split(",")]
+            shares = {float(heat): float(share or 1) for heat, _, share in pairs}
             total = sum(shares.values())
             if not all(0 <= heat <= 2 and share > 0 for heat, share in shares.items()) or not np.isfinite(total):
                 raise ValueError

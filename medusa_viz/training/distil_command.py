@@ -132,7 +132,7 @@ def _finish(args: argparse.Namespace, settings: DistilSettings, backbone: Backbo
         "model": backbone.name, "dtype": backbone.placement.dtype_name, "prompts": source.name,
         "settings": asdict(settings), "left_out": dict(shelf.dropped),
         "last_run": {"tokens": written, "seconds": round(seconds, 1), "device": backbone.placement.device_name,
-                     "attention": job.writer.backbone.attention},
+                     "attention": job.writer.backbone.attention, "linears": backbone.linears},
         "command": command_line(args)})
     job.part.path.unlink()
     print(f"{shelf.tokens:,} reply tokens in {len(shelf.entries):,} replies are in {args.out}, their data card in "

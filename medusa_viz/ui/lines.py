@@ -25,6 +25,15 @@ class Entry:
     look: Any = None
 
 
+@dataclass(frozen=True)
+class Pin:
+    """A frozen pending step, to compare others on the same prefix with."""
+
+    prefix: tuple[int, ...]
+    step: Step
+    knobs: Knobs
+
+
 @dataclass
 class Line:
     """A branch: its entries, the last of which is pending unless the run is finished."""

@@ -17,8 +17,8 @@ from medusa_viz.decoding.records import Branch, Session, Step
 from medusa_viz.decoding.settings import Limits
 from medusa_viz.decoding.tree import TreeShape
 from medusa_viz.ui.knobs import ActionError, Knobs, tree_for
-from medusa_viz.ui.lines import Entry, Line, recorded_line
-from medusa_viz.ui.snapshot import BranchTab, Equality, ModelStatus, Snapshot
+from medusa_viz.ui.lines import Entry, Line, Pin, recorded_line
+from medusa_viz.ui.snapshot import BranchTab, Equality, ModelStatus, Pinned, Snapshot
 
 SLOW_MS = 1000.0  # a forward estimated above this is drawn unverified first
 MAX_BRANCHES = 6
@@ -40,6 +40,8 @@ class ExplorerSession:
         self.recorded = False
         self.texts: dict[int, str] = {}
         self.kinds: dict[int, str] = {}
+        self.pin: Pin | None = None
+        self.check_on = True
         self._equality: Future | None = None
         if opening is not None:
             self._show_recording(opening)
@@ -73,7 +75,7 @@ class ExplorerSession:
             branch=self.branch,
             branches=[BranchTab(line.name, len(line.entries), line.fork) for line in self.lines.values()],
             notice=notice, equality=self._equality_now(), plain_ms=None if self.recorded else self.host.plain_ms,
-            knobs_since=self.knobs_since)
+            knobs_since=self.knobs_since, pinned=self._pinned(), check_on=self.check_on)
 
     def record(self) -> Session:
         """The whole session as a record, drawings that were never verified left out."""
@@ -119,6 +121,7 @@ class ExplorerSession:
             raise
         self.lines, self.prompt, self.notice = {"A": Line("A", [entry])}, prompt, ids.notice
         self.branch, self.index, self.draft, self.knobs_since, self._equality = "A", 0, None, 0, None
+        self.pin = None
 
     def do_reset(self) -> None:
         """Back to the first step of this prompt, all branches forgotten."""
@@ -176,6 +179,20 @@ class ExplorerSession:
         self._needs_steps()
         self._engine()
         self._replace(self._verified(self.entry))
+
+    def do_pin(self) -> None:
+        """Freeze the step on screen as A."""
+        self._needs_steps()
+        self.pin = Pin(self._prefix(), self.entry.step, self.knobs)
+
+    def do_unpin(self) -> None:
+        self.pin = None
+
+    def do_check(self, on: bool) -> None:
+        """Switch the comparison with plain greedy on or off."""
+        self.check_on = bool(on)
+        if self.check_on and self.lines and not self.recorded:
+            self._queue_check(self.line)
 
     # ---- the shown step under other knobs --------------------------------------------------------------------
 
@@ -302,11 +319,13 @@ class ExplorerSession:
     def _queue_check(self, line: Line) -> None:
         """Queue the comparison with plain greedy, behind everything people wait for."""
         self._equality = None
-        if all(step.verdict.settings.rule == "greedy" for step in line.done()):
+        if self.check_on and all(step.verdict.settings.rule == "greedy" for step in line.done()):
             prompt, tokens, run = list(self.prompt_ids), line.committed(len(line.done())), self.run
             self._equality = self.host.worker.submit(f"{self.token} check", lambda: run.check_greedy(prompt, tokens))
 
     def _equality_now(self) -> Equality:
+        if not self.check_on:
+            return Equality(None, "off")
         if self.lines and any(step.verdict.settings.rule != "greedy" for step in self.line.done()):
             return Equality(None, "not_expected")
         future = self._equality
@@ -325,6 +344,15 @@ class ExplorerSession:
             self.line.entries[self.index] = entry
         else:
             self.draft = None if entry.knobs == self.line.entries[self.index].knobs else entry
+
+    def _prefix(self) -> tuple[int, ...]:
+        return (*self.prompt_ids, *self.line.committed(self.index))
+
+    def _pinned(self) -> Pinned | None:
+        if self.pin is None:
+            return None
+        here = bool(self.lines) and self.pin.prefix == self._prefix()
+        return Pinned(self.pin.step, self.pin.knobs.walls, self.pin.knobs.acceptance, here)
 
     def _needs_steps(self) -> None:
         if not self.lines:

@@ -41,6 +41,17 @@ class Equality:
 
 
 @dataclass(frozen=True)
+class Pinned:
+    """The step pinned as A, with its knobs; shown only on its own prefix."""
+
+    step: Step
+    walls: Walls
+    acceptance: Acceptance
+    here: bool
+    """The step on screen has the same prefix, so the two can be compared."""
+
+
+@dataclass(frozen=True)
 class Snapshot:
     """Everything a view is built from. Steps are those of the current branch; the last may be pending."""
 
@@ -77,3 +88,6 @@ class Snapshot:
     """Measured milliseconds of a plain step on this device; None until measured."""
     knobs_since: int = 0
     """First step since the knobs last moved."""
+    pinned: Pinned | None = None
+    check_on: bool = True
+    """The comparison with plain greedy runs."""

@@ -14,7 +14,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 import numpy as np
 
-from medusa_viz.decoding.settings import Acceptance
+from medusa_viz.decoding.settings import Acceptance, Walls
 from medusa_viz.decoding.tree import TreeShape
 
 FORMAT_VERSION = 1
@@ -125,6 +125,8 @@ class Step:
     """Milliseconds that answer took."""
     estimate_ms: float | None = None
     """Estimated forward time of an unverified tree."""
+    walls: Walls = field(default_factory=Walls)
+    """The top-s per head and the size that the tree was made from."""
 
     @cached_property
     def shape(self) -> TreeShape:
@@ -200,6 +202,10 @@ def from_json(text: str) -> Session:
     return session
 
 
+_SCALARS = {int: {int}, float: {int, float}, str: {str}}
+_hints = cache(get_type_hints)
+
+
 def _read(kind: Any, data: Any) -> Any:
     """A value of the annotated type `kind` from JSON. Raises ValueError, TypeError or KeyError where it is not one."""
     arguments = get_args(kind)
@@ -219,10 +225,6 @@ def _read(kind: Any, data: Any) -> Any:
     if type(data) not in _SCALARS[kind]:
         raise ValueError(f"not of type {kind.__name__}")
     return data
-
-
-_SCALARS = {int: {int}, float: {int, float}, str: {str}}
-_hints = cache(get_type_hints)
 
 
 def _check_rows(step: Step) -> None:

@@ -105,7 +105,7 @@ class Sessions:
                 log.exception("action %s failed", action)
                 session.notice = ("failed", {"name": action[:40]})
             snapshot = session.snapshot(self.host.status, self._sentence(session, token))
-            return orjson.dumps({"stamp": time.monotonic_ns(), **view.build(snapshot, self.texts)},
+            return orjson.dumps({"stamp": time.monotonic_ns(), **view.build(snapshot, self.texts, session.opened)},
                                 option=orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY).decode()
 
     def close(self, token: str) -> None:

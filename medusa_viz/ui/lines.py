@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from medusa_viz.decoding.records import Branch, Step
-from medusa_viz.decoding.settings import Walls
 from medusa_viz.ui.knobs import Knobs
 
 
@@ -56,14 +55,7 @@ class Line:
 
 def recorded_line(branch: Branch) -> Line:
     """A branch of a recording, shown at its end."""
-    entries = [Entry(step, step, tuple(range(step.cache_rows)), _recorded_knobs(step)) for step in branch.steps]
+    entries = [Entry(step, step, tuple(range(step.cache_rows)), Knobs(step.walls, step.verdict.settings)) for step in branch.steps]
     last = branch.steps[-1]
     finished = last.verdict.finish if last.timings.commit is not None else None  # else it is still pending
     return Line(branch.name, entries, branch.parent, branch.fork, finished)
-
-
-def _recorded_knobs(step: Step) -> Knobs:
-    """The narrowest walls and size that hold a recorded tree, and the acceptance it was judged by."""
-    shape = step.shape
-    top_s = [*shape.widths, *[0] * (len(step.drafts.heads) - shape.height)]
-    return Knobs(Walls(tuple(top_s), shape.nodes), step.verdict.settings)

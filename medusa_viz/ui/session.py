@@ -7,7 +7,6 @@ on the worker. A failed action leaves the session as it was.
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import replace
 from time import perf_counter
 from typing import Any
@@ -16,9 +15,11 @@ from medusa_viz.decoding import preview, reweigh
 from medusa_viz.decoding.records import Branch, Session, Step
 from medusa_viz.decoding.settings import Limits
 from medusa_viz.decoding.tree import TreeShape
+from medusa_viz.ui import presets
+from medusa_viz.ui.greedy_watch import GreedyWatch
 from medusa_viz.ui.knobs import ActionError, Knobs, tree_for
 from medusa_viz.ui.lines import Entry, Line, Pin, recorded_line
-from medusa_viz.ui.snapshot import BranchTab, Equality, ModelStatus, Pinned, Snapshot
+from medusa_viz.ui.snapshot import BranchTab, ModelStatus, Pinned, Snapshot
 
 SLOW_MS = 1000.0  # a forward estimated above this is drawn unverified first
 MAX_BRANCHES = 6
@@ -41,8 +42,8 @@ class ExplorerSession:
         self.texts: dict[int, str] = {}
         self.kinds: dict[int, str] = {}
         self.pin: Pin | None = None
-        self.check_on = True
-        self._equality: Future | None = None
+        self.opened: frozenset[tuple[int, ...]] = frozenset()  # paths whose children are drawn in spite of the fold
+        self.watch = GreedyWatch(host, token)
         if opening is not None:
             self._show_recording(opening)
 
@@ -74,8 +75,8 @@ class ExplorerSession:
             walls=self.knobs.walls, acceptance=self.knobs.acceptance, delta_locked=self.knobs.delta_locked,
             branch=self.branch,
             branches=[BranchTab(line.name, len(line.entries), line.fork) for line in self.lines.values()],
-            notice=notice, equality=self._equality_now(), plain_ms=None if self.recorded else self.host.plain_ms,
-            knobs_since=self.knobs_since, pinned=self._pinned(), check_on=self.check_on)
+            notice=notice, equality=self.watch.now(self.line if self.lines else None, self.recorded), plain_ms=None if self.recorded else self.host.plain_ms,
+            knobs_since=self.knobs_since, pinned=self._pinned(), check_on=self.watch.on)
 
     def record(self) -> Session:
         """The whole session as a record, drawings that were never verified left out."""
@@ -120,8 +121,8 @@ class ExplorerSession:
             self.prompt_ids, self.recorded = old
             raise
         self.lines, self.prompt, self.notice = {"A": Line("A", [entry])}, prompt, ids.notice
-        self.branch, self.index, self.draft, self.knobs_since, self._equality = "A", 0, None, 0, None
-        self.pin = None
+        self.branch, self.index, self.draft, self.knobs_since, self.pin = "A", 0, None, 0, None
+        self.watch.forget()
 
     def do_reset(self) -> None:
         """Back to the first step of this prompt, all branches forgotten."""
@@ -174,6 +175,21 @@ class ExplorerSession:
         if knobs != self.knobs:
             self.knobs, self.knobs_since = knobs, self.index
 
+    def do_preset(self, name: str) -> None:
+        """Set walls and size as a preset does."""
+        if name not in presets.PRESETS:
+            raise ActionError("no_preset", name=str(name)[:40])
+        walls = presets.walls(name, len(self._accuracy()) or len(self.knobs.walls.top_s))
+        self.do_knob(top_s=walls.top_s, size=walls.size)
+
+    def do_open(self, path: str) -> None:
+        """Draw a node's children although the tree is folded."""
+        self.opened |= {tuple(int(rank) for rank in path.split(".") if rank)}
+
+    def do_fold(self) -> None:
+        """Fold what was opened."""
+        self.opened = frozenset()
+
     def do_verify(self) -> None:
         """Run the model on a tree that was only drawn."""
         self._needs_steps()
@@ -190,13 +206,14 @@ class ExplorerSession:
 
     def do_check(self, on: bool) -> None:
         """Switch the comparison with plain greedy on or off."""
-        self.check_on = bool(on)
-        if self.check_on and self.lines and not self.recorded:
-            self._queue_check(self.line)
+        self.watch.on = bool(on)
+        if self.lines and not self.recorded:
+            self.watch.queue(self.run, self.prompt_ids, self.line)
 
     # ---- the shown step under other knobs --------------------------------------------------------------------
 
     def _recomputed(self, entry: Entry, knobs: Knobs, begun: float) -> Entry:
+        """The entry under other knobs, answered from its record where that holds the answer."""
         shape = tree_for(knobs.walls, self._accuracy(), self._room(entry.step.prefix_length))
         rows = shape.rows_in(entry.verified.shape)
         if rows is None:
@@ -204,13 +221,15 @@ class ExplorerSession:
         whole = len(rows) == entry.verified.cache_rows
         step = entry.verified if whole else reweigh.subtree(entry.verified, shape)[0]
         how = "logits" if shape.fingerprint == entry.step.shape.fingerprint else "subtree"
+        step = replace(step, walls=knobs.walls)
         entry = self._judged(replace(entry, step=step, rows=tuple(rows.tolist()), knobs=knobs))
         return _answered(entry, how, begun)
 
     def _widened(self, entry: Entry, shape: TreeShape) -> Entry:
         """A tree with new nodes: verified now if that is quick, else drawn and left to be verified."""
         estimate = self.host.latency.of(shape.nodes + 1)
-        drawn = replace(entry, step=preview.unverified(entry.verified, shape, estimate), rows=())
+        step = replace(preview.unverified(entry.verified, shape, estimate), walls=entry.knobs.walls)
+        drawn = replace(entry, step=step, rows=())
         if self.host.engine is None or self.recorded:
             self.notice = ("recording_only", {})
             return drawn
@@ -254,8 +273,7 @@ class ExplorerSession:
         return self.host.engine
 
     def _work(self, job: Callable[[], Any]) -> Any:
-        if self._equality is not None:
-            self._equality.cancel()  # a check that has not begun can wait; it catches up after the next step
+        self.watch.give_way()
         return self.host.worker.submit(self.token, job).result()
 
     def _open(self, ids: list[int]) -> Any:
@@ -278,7 +296,8 @@ class ExplorerSession:
             shape = tree_for(knobs.walls, self._accuracy(), self._room(len(position.ids)))
         look = self._work(lambda: self.run.look(position, shape, knobs.acceptance))
         self.host.latency.add(shape.nodes + 1, look.timings.verify)
-        step = Step(index, branch, len(position.ids), look.drafts, look.verification, None, look.timings)
+        step = Step(index, branch, len(position.ids), look.drafts, look.verification, None, look.timings,
+                    walls=knobs.walls)
         self._learn_texts(position.ids, step)
         entry = Entry(step, step, tuple(range(shape.nodes + 1)), knobs, position, look)
         return _answered(self._judged(entry), "forward", begun)
@@ -304,7 +323,7 @@ class ExplorerSession:
         line.finished = verdict.finish
         self.lines[line.name] = line
         self.branch, self.index, self.draft = line.name, len(line.entries) - 1, None
-        self._queue_check(line)
+        self.watch.queue(self.run, self.prompt_ids, line)
 
     def _branched(self) -> Line:
         """A new branch that shares the steps before the shown one."""
@@ -313,28 +332,6 @@ class ExplorerSession:
         name = chr(ord(max(self.lines)) + 1)
         shown = replace(self.draft, step=replace(self.draft.step, branch=name))
         return Line(name, [*self.line.entries[: self.index], shown], self.branch, self.index)
-
-    # ---- is it plain greedy's text? --------------------------------------------------------------------------
-
-    def _queue_check(self, line: Line) -> None:
-        """Queue the comparison with plain greedy, behind everything people wait for."""
-        self._equality = None
-        if self.check_on and all(step.verdict.settings.rule == "greedy" for step in line.done()):
-            prompt, tokens, run = list(self.prompt_ids), line.committed(len(line.done())), self.run
-            self._equality = self.host.worker.submit(f"{self.token} check", lambda: run.check_greedy(prompt, tokens))
-
-    def _equality_now(self) -> Equality:
-        if not self.check_on:
-            return Equality(None, "off")
-        if self.lines and any(step.verdict.settings.rule != "greedy" for step in self.line.done()):
-            return Equality(None, "not_expected")
-        future = self._equality
-        if future is None or future.cancelled() or not future.done():
-            return Equality(None, "waiting")
-        difference = future.result()
-        if difference is None:
-            return Equality(True, "equal")
-        return Equality(False, "tie" if difference.tie else "fault", difference.position, difference.gap)
 
     # ---- small parts -----------------------------------------------------------------------------------------
 
@@ -351,8 +348,7 @@ class ExplorerSession:
     def _pinned(self) -> Pinned | None:
         if self.pin is None:
             return None
-        here = bool(self.lines) and self.pin.prefix == self._prefix()
-        return Pinned(self.pin.step, self.pin.knobs.walls, self.pin.knobs.acceptance, here)
+        return Pinned(self.pin.step, self.pin.knobs.walls, self.pin.knobs.acceptance, self.pin.prefix == self._prefix())
 
     def _needs_steps(self) -> None:
         if not self.lines:

@@ -5,6 +5,7 @@ import { milliseconds, sleep } from './dom.js';
 const SPEEDS = [0.5, 1, 2, 4, 16];
 const PERIOD_MS = 1500;
 const SHARE_STEPS = 8;
+const PATH_KNOWN = 3;
 
 export function createControls(app) {
   const { parts, t } = app;
@@ -25,14 +26,11 @@ export function createControls(app) {
     draw(view) {
       const { can } = view.run;
       parts.step.disabled = !can.step;
-      parts.step.textContent = view.run.step_label;
       for (const action of ['back', 'forward', 'reset']) parts[action].disabled = !can[action];
       parts.play.disabled = !can.play;
       parts.verify.hidden = !view.run.verify;
       parts.verify.textContent = view.run.verify;
       parts.state.textContent = stateText(view, t);
-      parts.headline.textContent = view.headline.text;
-      parts.headline.title = `${view.headline.text} ${view.headline.hint}`;
       drawPhases(app, view);
     },
     phase() {
@@ -41,8 +39,20 @@ export function createControls(app) {
         button.setAttribute('aria-pressed', String(own === app.phase));
         button.toggleAttribute('data-done', own < app.phase);
       }
+      tell(app);
     },
   };
+}
+
+// Headline and Step say what the phase has revealed, no more.
+function tell({ view, phase, parts, t }) {
+  const n = view.tree.nodes.length - 1;
+  const passed = view.tree.nodes.filter((node) => ['accepted', 'shorter', 'cut'].includes(node.verdict)).length;
+  const early = view.run.pending && phase < PATH_KNOWN && view.phases[1].ms !== null;
+  const text = !early ? view.headline.text : phase === 1 ? t('ui.headline_propose', { n }) : t('ui.headline_verify', { n: n + 1, passed });
+  if (parts.headline.textContent !== text) parts.headline.textContent = text;
+  parts.headline.title = early ? '' : `${text} ${view.headline.hint}`;
+  parts.step.textContent = early ? t('ui.step') : view.run.step_label;
 }
 
 function stateText(view, t) {

@@ -13,8 +13,9 @@ import { Selection } from './selection.js';
 import { createText } from './text.js';
 import { installKeys, installTabs, installTheme } from './shell.js';
 
+const PROPOSED = 1;
 const ARRIVAL = 3;
-const KEEPS_PHASE = ['knob', 'preset', 'poll', 'verify'];
+const KEEPS_PHASE = ['knob', 'preset', 'poll', 'verify', 'open', 'fold'];
 
 // Builds the page inside `element`. `session` is {texts, lang, options, act(action, payload), poll(), waiting()}.
 export function mount(element, session) {
@@ -43,6 +44,7 @@ function createApp(element, session) {
     onBusy: (busy) => { element.dataset.busy = String(busy); },
   });
   app.act = (action, payload) => app.link.act(action, payload);
+  app.predict = () => parts.predict.checked;
   app.setPhase = (phase) => setPhase(app, phase);
   app.tree = createTree(app);
   app.mask = createMask(app);
@@ -58,7 +60,7 @@ async function show(app, view, job) {
   const before = app.view;
   app.view = view;
   drawStatus(app, view.status, view.run);
-  if (!KEEPS_PHASE.includes(job.action)) app.phase = ARRIVAL;
+  if (!KEEPS_PHASE.includes(job.action)) app.phase = app.predict() ? PROPOSED : ARRIVAL;
   app.selection.bind(view.tree.nodes);
   for (const panel of app.panels) panel.draw(view);
   phaseChanged(app);
@@ -73,7 +75,7 @@ async function show(app, view, job) {
 
 // A step forward moves; news that arrive by themselves leave a motion alone, since it ends with the newest view.
 async function drawTree(app, before, job) {
-  if (job.action === 'step' && app.motion.wanted(before, app.view, app.period())) {
+  if (job.action === 'step' && app.phase === ARRIVAL && app.motion.wanted(before, app.view, app.period())) {
     app.motion.reveal(before, app.view, (phase = app.phase) => app.tree.draw(phase), 0.8 * app.period());
   } else if (job.action !== 'poll' || !app.motion.running) {
     app.motion.skip();
@@ -85,9 +87,12 @@ async function drawTree(app, before, job) {
 function setPhase(app, phase) {
   if (!app.view || phase === app.phase) return;
   app.motion.skip();
+  const told = app.predict() && app.phase < ARRIVAL && phase >= ARRIVAL && app.selection.path !== '';
   app.phase = phase;
   phaseChanged(app);
   mark(app);
+  describe(app);
+  if (told) app.parts.sentence.textContent = guess(app);
   app.tree.draw(phase);
 }
 
@@ -98,12 +103,24 @@ function phaseChanged(app) {
 
 function select(app) {
   if (!app.view) return;
-  const { selection, parts } = app;
   for (const panel of app.panels) panel.select?.();
   app.tree.select();
-  parts.sentence.textContent = app.phase > 1 || selection.shown.row === 0
-    ? app.view.rows[String(selection.shown.row)]?.sentence ?? '' : app.t('ui.verdict_later');
+  describe(app);
   mark(app);
+}
+
+// One sentence on the shown node; before the backbone was asked there is nothing to say of a draft.
+function describe({ view, phase, selection, parts, t }) {
+  const { row } = selection.shown;
+  const known = phase > PROPOSED || row === 0;
+  parts.sentence.textContent = known ? view.rows[String(row)]?.sentence ?? '' : t('ui.verdict_later');
+}
+
+// "Predict first": how far the path that was selected before the verdict came true.
+function guess({ selection, t }) {
+  const path = selection.ancestors(selection.row).slice(1).map((row) => selection.nodes.get(row));
+  const hits = path.filter((node) => ['accepted', 'cut'].includes(node.verdict)).length;
+  return t('ui.guess', { hits, n: path.length });
 }
 
 // What is drawn, as attributes: for tests, and for whoever scripts the page.

@@ -5,6 +5,7 @@ import { maskMarks, Plot, treeMarks } from './plots.js';
 
 const LINE_FOR_TWO = 25;
 const LABEL = 10;
+const PATH_KNOWN = 3;
 const LENS = 3;
 
 export function createTree(app) {
@@ -64,7 +65,11 @@ export function createMask(app) {
     plot,
     draw(view) {
       plot.marks = marks();
-      plot.draw(view.mask.figure.data, fittedLabels(view.mask.figure.layout, plot.host));
+      const { data } = view.mask.figure;
+      plot.draw(app.phase < PATH_KNOWN ? data.filter((trace) => trace.name !== 'kept') : data, fittedLabels(view.mask.figure.layout, plot.host));
+    },
+    phase() {
+      this.draw(app.view);
     },
     select() {
       plot.mark(marks());

@@ -123,7 +123,7 @@ export function createCache(app) {
       const slots = shown.map((cell) => (cell.verdict_kept ? kept++ : null));
       const last = slots.lastIndexOf(kept - 1);
       const block = h('span', { class: 'mv-prefix', title: t('ui.cache_prefix', { n: cache.prefix }) }, String(cache.prefix));
-      const others = h('span', { class: 'mv-rest', hidden: rest === 0 }, t('ui.folded', { n: rest }));
+      const others = h('span', { class: 'mv-rest', hidden: rest === 0 }, t('ui.cache_rest', { n: rest }));
       const cell = (at) => h('i', { 'data-row': shown[at].row, 'data-kept': String(shown[at].verdict_kept),
         'data-last': String(at === last), style: `--slide:${(slots[at] ?? at) - at}` });
       replaceTail(parts.cacheCells, keys, (index) => (index === 0 ? block : index > shown.length ? others : cell(index - 1)));

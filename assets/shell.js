@@ -87,6 +87,9 @@ export function installKeys(app) {
       if (app.selection.move(event.key, mode)) event.preventDefault();
     });
   }
+  parts.tree.addEventListener('keydown', (event) => {
+    if (event.key === 'Escape') app.act('fold');
+  });
   document.addEventListener('keydown', (event) => {
     app.motion.skip();
     if (event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey || parts.dialog.open) return;

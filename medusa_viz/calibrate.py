@@ -1,1 +1,142 @@
-def add_parser(commands): pass
+"""`python -m medusa_viz calibrate`: how well a model's heads draft, measured on replies of its own."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from medusa_viz.models.presets import REPOSITORY
+
+if TYPE_CHECKING:
+    from medusa_viz.decoding.engine import Engine
+    from medusa_viz.training.data import Replies
+    from medusa_viz.tuning.accuracy import Accuracy, Rate
+
+REPLAYED_NODES = (1, 3, 7, 15, 31, 63)
+SHOWN_TOP = (1, 2, 3, 5, 10)
+
+
+def add_parser(commands: argparse._SubParsersAction) -> None:
+    """Add `calibrate` to the command line; its `run` is in the parsed arguments."""
+    from medusa_viz.cli import add_model_options
+
+    parser = commands.add_parser(
+        "calibrate", help="measure the accuracy of every head on the model's own replies",
+        description="One teacher-forced pass over greedy replies ranks the token that came under every head. The ranks "
+                    "give each head's accuracy per rank, and tokens per step of any tree without running the model.")
+    add_model_options(parser)
+    texts = parser.add_mutually_exclusive_group()
+    texts.add_argument("--prompts", type=Path, metavar="FILE", help="JSON lines with prompt, kind and split, or a text file "
+                       "with one prompt a line; the model replies to them first")
+    texts.add_argument("--replies", type=Path, metavar="FILE.npz", help="token file of replies (default: the model's "
+                       "greedy replies that ship with the project)")
+    parser.add_argument("--split", choices=("all", "train", "held_out"), default="all", help="which replies to take "
+                        "(default: %(default)s)")
+    parser.add_argument("--max-new-tokens", type=int, default=256, help="most tokens of a reply to --prompts "
+                        "(default: %(default)s)")
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE.npz", help="rank table to write")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> None:
+    """Run the command; faults are ValueErrors of one sentence."""
+    from medusa_viz.cli import load_engine
+
+    if options.out.suffix != ".npz":
+        raise ValueError(f"--out is {options.out}; a rank table ends in .npz.")
+    engine = load_engine(options)
+    replies = _replies(options, engine)
+    if int(replies.ids.max()) >= engine.backbone.vocab_size:
+        raise ValueError(f"{replies.name} holds id {replies.ids.max()}, but {engine.title} has "
+                         f"{engine.backbone.vocab_size:,} tokens: the replies are another model's.")
+    _measure(options, engine, replies)
+
+
+def _replies(options: argparse.Namespace, engine: Engine) -> Replies:
+    """Replies of the wanted split: read, or written now."""
+    from medusa_viz.training import data
+    from medusa_viz.training.prompts import SPLITS
+
+    splits = list(SPLITS.values()) if options.split == "all" else [SPLITS[options.split]]
+    if options.prompts:
+        return _write(options, engine, splits)
+    path = options.replies or REPOSITORY / "assets" / "prompts" / f"replies-{options.model}.npz"
+    if not options.replies and not path.is_file():
+        raise ValueError(f"No replies of {options.model} ship with the project; name some with --replies, or a file of "
+                         "--prompts for it to answer.")
+    replies = data.load([path])
+    chosen = replies.select(np.isin(replies.split, splits))
+    if not len(chosen):
+        raise ValueError(f"{path} holds no reply of the split {options.split}.")
+    return chosen
+
+
+def _write(options: argparse.Namespace, engine: Engine, splits: list[int]) -> Replies:
+    """Greedy replies to the prompts of a file."""
+    from tqdm import tqdm
+
+    from medusa_viz.training import prompts, written
+    from medusa_viz.training.distil import DistilSettings, FromPrompts, Shelf, write
+
+    settings = DistilSettings(temperatures="0", loops="keep", max_new_tokens=options.max_new_tokens)
+    source = FromPrompts(prompts.read(options.prompts, splits), engine.codec.encode_prompt, engine.backbone, settings,
+                         options.prompts.name)
+    shelf = Shelf(source, 0)
+    with tqdm(total=source.jobs, desc="writing", unit="reply") as bar:
+        for _ in write(engine.backbone, source, settings, shelf, {}):
+            bar.update()
+    return written.replies_of(shelf.entries, source.kinds, source.name)
+
+
+def _measure(options: argparse.Namespace, engine: Engine, replies: Replies) -> None:
+    from tqdm import tqdm
+
+    from medusa_viz.tuning import accuracy
+
+    with tqdm(desc="ranking", unit="position") as bar:
+        def show(done: int, total: int) -> None:
+            bar.total = total
+            bar.update(done - bar.n)
+
+        table = accuracy.rank_replies(engine.backbone, engine.drafter, replies, show)
+    prompts = prompt_of(replies)
+    measured = accuracy.accuracy(table, prompts)
+    fold = replies.split.astype(bool) if len(set(replies.split.tolist())) > 1 else prompts % 2 == 1
+    rates = accuracy.cross_replay(table, fold, REPLAYED_NODES, prompts)
+    about = {"model": engine.title, "heads": Path(engine.loaded.source).name, "replies": replies.name,
+             "fingerprint": replies.fingerprint, "split": options.split, "draft_rows": engine.drafter.choices,
+             "kept_ranks": accuracy.KEPT_RANKS, "intervals": accuracy.INTERVALS, "replayed": [asdict(r) for r in rates]}
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    accuracy.save(options.out, table, prompts, measured, split=replies.split, kind=replies.kind,
+                  kinds=np.array(replies.kinds), about=np.array(json.dumps(about)))
+    print(report(measured, rates, len(replies), int(prompts.max()) + 1))
+    print(f"ranks and accuracy are in {options.out}", file=sys.stderr)
+
+
+def prompt_of(replies: Replies) -> np.ndarray:
+    """int64 [replies]: number of the prompt that each answers; replies behind equal prompt tokens share one."""
+    numbers: dict[bytes, int] = {}
+    return np.array([numbers.setdefault(replies.sequence(i)[: replies.reply_start[i]].tobytes(), len(numbers))
+                     for i in range(len(replies))])
+
+
+def report(measured: Accuracy, rates: list[Rate], replies: int, prompts: int) -> str:
+    """What was measured, as text."""
+    from medusa_viz.tuning.accuracy import INTERVALS
+
+    lines = [f"{replies:,} replies to {prompts:,} prompts; in brackets {INTERVALS}", "",
+             "head  positions  " + "  ".join(f"{'top-' + str(n):>6}" for n in SHOWN_TOP) + "   top-1 interval"]
+    tops = [measured.top(n) for n in SHOWN_TOP]
+    for k, positions in enumerate(measured.positions):
+        lines.append(f"{k + 1:>4}  {positions:>9,}  " + "  ".join(f"{top[k]:6.3f}" for top in tops)
+                     + f"   [{measured.low[k, 0]:.3f}, {measured.high[k, 0]:.3f}]")
+    lines += ["", "tokens per step (committed tokens / steps), replayed; sparse trees built from one half of the replies "
+              "and replayed on the other", "nodes  tokens per step"]
+    lines += [f"{rate.nodes:>5}  {rate.tokens_per_step:.3f}  [{rate.low:.3f}, {rate.high:.3f}]" for rate in rates]
+    return "\n".join(lines)

@@ -63,7 +63,7 @@ def stub_material(sequence, draft_ids=None, heads=HEADS) -> tuple[Material, torc
     return Material(states, labels, rows, draft_ids, None, "stub"), lm_head
 
 
-SETTINGS = TrainSettings(distill=0.0, batch=64, passes=3, warmup=2, lr=3e-3, log_every=1, checkpoint_every=2)
+SETTINGS = TrainSettings(layers=1, distill=0.0, batch=64, passes=3, warmup=2, lr=3e-3, log_every=1, checkpoint_every=2)
 
 
 def job_in(folder: Path, replies=None, settings=SETTINGS, backbone=None) -> recipe.Job:
@@ -156,7 +156,7 @@ def test_the_total_equals_its_parts_and_weights_count_from_one():
     for k in range(HEADS):
         there = targets.labels[:, k] >= 0
         plain = torch.nn.functional.cross_entropy(logits[k][there], targets.labels[there, k])
-        assert terms.losses[k].item() == pytest.approx(float(plain), abs=1e-5)
+        assert terms.losses[k].item() == pytest.approx(plain.item(), abs=1e-5)
 
 
 def _linear(weight: torch.Tensor) -> torch.nn.Linear:
@@ -360,7 +360,8 @@ def test_the_command_refuses_bad_settings_and_names_no_folder_of_this_machine(tm
     commands.add_parser(parser.add_subparsers())
     words = ["train", "--data", str(tmp_path / "replies.npz"), "--out", str(tmp_path / "heads")]
     args = parser.parse_args([*words, "--passes", "9"])
-    assert commands.command_line(args).endswith("--data replies.npz --out heads --passes 9")
+    assert commands.command_line(args).startswith(
+        "python -m medusa_viz train --recipe medusa1 --model smollm2-135m --data replies.npz --out heads --heads 4")
     assert args.run(args) == 1 and "is no token file" in capsys.readouterr().err
     args = parser.parse_args([*words, "--passes", "0"])
     assert args.run(args) == 1 and "passes is 0" in capsys.readouterr().err
@@ -391,10 +392,10 @@ def test_ranks_and_accuracy_equal_a_plain_count(tmp_path):
                     counts[k - 1, rank] += 1
             row += 1
     assert row == len(table.ranks)
-    shares, positions = evaluate.accuracy(table)
+    measured = evaluate.accuracy(table)
     reply_tokens = (np.diff(replies.offsets) - replies.reply_start).sum()
-    assert positions == [reply_tokens - k * len(replies) for k in (1, 2, 3)]
-    assert np.allclose(np.array(shares) * np.array(positions)[:, None], counts)
+    assert measured.positions == tuple(reply_tokens - k * len(replies) for k in (1, 2, 3))
+    assert np.allclose(measured.share * np.array(measured.positions)[:, None], counts)
 
 
 def brute_force_steps(paths: set, ranks: np.ndarray, length: int) -> tuple[int, list[int]]:

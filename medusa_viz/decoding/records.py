@@ -216,6 +216,8 @@ def _read(kind: Any, data: Any) -> Any:
         return kind(**{name: _read(hints[name], value) for name, value in data.items()})
     if get_origin(kind) is dict:
         return {arguments[0](key): _read(arguments[1], value) for key, value in data.items()}
+    if get_origin(kind) is tuple:
+        return tuple(_read(list[arguments[0]], data))
     if get_origin(kind) is list:
         if not isinstance(data, list):
             raise ValueError("not a list")

@@ -87,9 +87,8 @@ def command_line(args: argparse.Namespace) -> str:
              *(path.name for path in args.data), "--out", args.out.name]
     words += ["--whole-text"] * args.whole_text
     for field in dataclasses.fields(TrainSettings):
-        value = getattr(args, field.name)
-        if value != field.default:
-            words += [f"--{field.name.replace('_', '-')}", str(value)]
+        if not field.name.endswith("_every"):  # those change nothing about the heads
+            words += [f"--{field.name.replace('_', '-')}", str(getattr(args, field.name))]
     return shlex.join(words)
 
 

@@ -167,6 +167,12 @@ class Labels:
         """int64 [K]: positions per head that give a loss: the target exists and can be drafted."""
         return (self.draft >= 0).sum(0)
 
+    def check(self) -> None:
+        """Refuse to start where nothing can be learned."""
+        if not self.labelled.sum():
+            raise DataError("There is no label to learn from: no reply is long enough (head 1 needs two reply tokens), "
+                            "or the draft vocabulary holds none of their tokens.")
+
     def coverage(self) -> float:
         """Share of the targets that the draft vocabulary holds."""
         return float(self.labelled.sum() / max(1, self.scorable.sum()))

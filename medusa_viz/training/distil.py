@@ -8,9 +8,10 @@ file as one that was not: the replies of the first jobs, in order, until the wan
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Protocol
@@ -22,7 +23,7 @@ from medusa_viz.decoding.settings import Checked, SettingsError, setting
 from medusa_viz.models.backbone import Backbone
 from medusa_viz.training.data import HELD_OUT, SELF_SYNTHESISED, TRAIN, DataError
 from medusa_viz.training.prompts import Prompt, TurnFrame
-from medusa_viz.training.written import Entry, Label, PartFile
+from medusa_viz.training.written import Entry, Label
 
 LEAST_BEFORE_LOOP = 8
 """Tokens that a reply must keep once its loop is cut."""
@@ -227,38 +228,26 @@ class Shelf:
         return ""
 
 
-class Distillation:
-    """One run: jobs of a source, written by a backbone, kept in a part file."""
+def write(backbone: Backbone, source: Source, settings: DistilSettings, shelf: Shelf, done: Mapping[int, Written]
+          ) -> Iterator[tuple[Written, int]]:
+    """Write jobs until the shelf is complete; yields each text that ends, and the reply tokens so far, those of
+    unfinished texts included. `done` are the texts of an earlier run, already on the shelf."""
+    writer = Writer(backbone, source.prefix, settings.rows, settings.seed)
+    numbers = (number for number in itertools.count() if number not in done)
 
-    def __init__(self, backbone: Backbone, source: Source, settings: DistilSettings, part: PartFile) -> None:
-        self.source, self.part = source, part
-        self.writer = Writer(backbone, source.prefix, settings.rows, settings.seed)
-        self.shelf = Shelf(source, settings.tokens)
-        for text in part.texts.values():
-            self.shelf.add(text)
-        self._number = 0
+    def so_far() -> int:
+        return shelf.tokens + shelf.waiting + writer.in_flight
 
-    @property
-    def tokens(self) -> int:
-        """Reply tokens written so far, those of unfinished texts included."""
-        return self.shelf.tokens + self.shelf.waiting + self.writer.in_flight
-
-    def run(self, progress: Callable[[int], None] = lambda tokens: None) -> Shelf:
-        """Write until the shelf is complete. `progress` hears of the tokens so far whenever a text has ended."""
-        if not self.shelf.complete:
-            for text in self.writer.run(self._request):
-                self.part.add(text)
-                self.shelf.add(text)
-                progress(self.tokens)
-                if self.shelf.complete:
-                    break
-        return self.shelf
-
-    def _request(self) -> Request | None:
-        """The next job that has no text yet; None while those under way will probably do."""
-        while self._number in self.part.texts:
-            self._number += 1
-        if self._number == self.source.jobs or 0 < self.shelf.wanted <= self.tokens:
+    def next_request() -> Request | None:
+        """None while the texts under way will probably do."""
+        if 0 < shelf.wanted <= so_far():
             return None
-        self._number += 1
-        return self.source.request(self._number - 1)
+        number = next(numbers)
+        return source.request(number) if source.jobs is None or number < source.jobs else None
+
+    if not shelf.complete:
+        for text in writer.run(next_request):
+            shelf.add(text)
+            yield text, so_far()
+            if shelf.complete:
+                return

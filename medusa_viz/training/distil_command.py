@@ -17,7 +17,7 @@ from medusa_viz.training.distil import DistilSettings
 if TYPE_CHECKING:
     from medusa_viz.models.backbone import Backbone
     from medusa_viz.models.text import TextCodec
-    from medusa_viz.training.distil import Distillation, Source
+    from medusa_viz.training.distil import Shelf, Source
     from medusa_viz.training.written import PartFile
 
 EXIT_STOPPED = 130  # what a shell reports for a command that Ctrl-C ended
@@ -55,19 +55,18 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError(f"{args.out} exists already: delete it, or name another file.")
     backbone, codec = _load(args)
     source = _source(args, settings, backbone, codec)
-    from medusa_viz.training.distil import Distillation
     from medusa_viz.training.written import PartFile
 
     part = PartFile(args.out.with_name(args.out.name + ".texts.jsonl"), _identity(backbone, source, settings), args.resume)
     try:
-        job = Distillation(backbone, source, settings, part)
-        seconds, begun = _write(job, settings)
+        shelf, speed = _write(backbone, source, settings, part)
     except KeyboardInterrupt:
         print(f"\nStopped; {len(part.texts):,} texts are kept in {part.path}. Go on with --resume.", file=sys.stderr)
         return EXIT_STOPPED
     finally:
         part.close()
-    _finish(args, settings, backbone, source, job, seconds, begun)
+    _finish(args, settings, backbone, source, shelf, speed)
+    part.path.unlink()
     return 0
 
 
@@ -106,37 +105,41 @@ def _identity(backbone: Backbone, source: Source, settings: DistilSettings) -> d
             "prompts": source.digest, **{name: value for name, value in asdict(settings).items() if name != "rows"}}
 
 
-def _write(job: Distillation, settings: DistilSettings) -> tuple[float, int]:
-    """Write all texts under a progress bar; seconds taken and tokens that were there before."""
+def _write(backbone: Backbone, source: Source, settings: DistilSettings, part: PartFile) -> tuple[Shelf, dict]:
+    """Write all texts under a progress bar; the shelf of them, and how fast that went."""
     from tqdm import tqdm
 
-    begun, start = job.tokens, perf_counter()
-    if begun:
-        print(f"Resumed: {begun:,} reply tokens are there already.", file=sys.stderr)
-    with tqdm(total=settings.tokens or None, initial=begun, desc="writing", unit="token", smoothing=0.02) as bar:
-        job.run(lambda tokens: bar.update(tokens - bar.n))
-    return perf_counter() - start, begun
+    from medusa_viz.training.distil import Shelf, write
+
+    shelf = Shelf(source, settings.tokens)
+    for text in part.texts.values():
+        shelf.add(text)
+    resumed = shelf.tokens + shelf.waiting
+    if resumed:
+        print(f"Resumed: {resumed:,} reply tokens are there already.", file=sys.stderr)
+    tokens, begun = resumed, perf_counter()
+    with tqdm(total=settings.tokens or None, initial=resumed, desc="writing", unit="token", smoothing=0.02) as bar:
+        for text, tokens in write(backbone, source, settings, shelf, dict(part.texts)):
+            part.add(text)
+            bar.update(tokens - bar.n)
+    return shelf, {"tokens": tokens - resumed, "seconds": round(perf_counter() - begun, 1)}
 
 
-def _finish(args: argparse.Namespace, settings: DistilSettings, backbone: Backbone, source: Source, job: Distillation,
-            seconds: float, begun: int) -> None:
-    """Token file and data card; the part file goes once both are there."""
+def _finish(args: argparse.Namespace, settings: DistilSettings, backbone: Backbone, source: Source, shelf: Shelf,
+            speed: dict) -> None:
+    """Token file and data card."""
     from medusa_viz.training.written import card_path, save_card, save_replies
 
-    shelf = job.shelf
     if not shelf.entries:
         raise ValueError(f"No reply was fit to keep ({json.dumps(shelf.dropped)}); nothing was written.")
     save_replies(args.out, shelf.entries, source.kinds, backbone.vocab_size)
-    written = job.tokens - begun
     save_card(args.out, shelf.entries, source.kinds, {
         "model": backbone.name, "dtype": backbone.placement.dtype_name, "prompts": source.name,
         "settings": asdict(settings), "left_out": dict(shelf.dropped),
-        "last_run": {"tokens": written, "seconds": round(seconds, 1), "device": backbone.placement.device_name,
-                     "attention": job.writer.backbone.attention, "linears": backbone.linears},
+        "last_run": speed | {"device": backbone.placement.device_name, "linears": backbone.linears},
         "command": command_line(args)})
-    job.part.path.unlink()
     print(f"{shelf.tokens:,} reply tokens in {len(shelf.entries):,} replies are in {args.out}, their data card in "
-          f"{card_path(args.out)}; {written / max(seconds, 1e-9):,.0f} tokens per second.")
+          f"{card_path(args.out)}; {speed['tokens'] / max(speed['seconds'], 0.1):,.0f} tokens per second.")
 
 
 def command_line(args: argparse.Namespace) -> str:

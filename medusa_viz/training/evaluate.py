@@ -11,6 +11,7 @@ from medusa_viz.decoding.settings import MAX_RANKS
 from medusa_viz.models.heads import MedusaHeads
 from medusa_viz.training.data import SELF_SYNTHESISED, Replies
 from medusa_viz.training.objectives import OutputRows
+from medusa_viz.tuning.accuracy import accuracy, subset
 from medusa_viz.tuning.builders import sparse
 from medusa_viz.tuning.replay import NOT_RANKED, RankTable, replay
 
@@ -73,27 +74,6 @@ def _targets(module: MedusaHeads, replies: Replies, places: np.ndarray, ends: np
     return np.where(ahead < ends[:, None], ids, -1)
 
 
-def scorable(table: RankTable) -> list[np.ndarray]:
-    """Per head, bool [P]: its target lies inside the reply."""
-    left = np.concatenate([np.arange(n, 0, -1) for n in table.lengths] or [[]])  # tokens from the row's root to the end
-    return [left > k for k in range(1, table.ranks.shape[1] + 1)]
-
-
-def accuracy(table: RankTable, top: int = MAX_RANKS) -> tuple[list[list[float]], list[int]]:
-    """a_k(i) for i < top, and the scorable positions of each head."""
-    rows, positions = [], []
-    for k, counts in enumerate(scorable(table)):
-        ranks = table.ranks[counts, k]
-        positions.append(len(ranks))
-        rows.append([float((ranks == i).mean()) if len(ranks) else 0.0 for i in range(top)])
-    return rows, positions
-
-
-def subset(table: RankTable, chosen: np.ndarray) -> RankTable:
-    """The rows of the replies for which `chosen` (bool [replies]) is True."""
-    return RankTable(table.ranks[np.repeat(chosen, table.lengths)], table.lengths[chosen])
-
-
 def groups(replies: Replies) -> dict[str, np.ndarray]:
     """bool [n] per group that is judged: all, by source of the prompt, and the greedy replies of each."""
     self_made = np.isin(replies.kind, [i for i, kind in enumerate(replies.kinds) if kind == SELF_SYNTHESISED])
@@ -120,9 +100,9 @@ def evaluate(module: MedusaHeads, rows: OutputRows, hidden: np.ndarray, held_out
     chosen = groups(held_out)
     tables = {name: subset(table, replies) for name, replies in chosen.items()}
     accuracies = {name: accuracy(part) for name, part in tables.items()}
-    guide = table_to_ship({name: shares for name, (shares, _) in accuracies.items()})
+    guide = table_to_ship({name: found.share.tolist() for name, found in accuracies.items()})
     trees = {nodes: sparse(guide, nodes) for nodes in REPLAYED_NODES}
-    return {name: Scores(name, int(chosen[name].sum()), positions, shares,
+    return {name: Scores(name, int(chosen[name].sum()), list(found.positions), found.share.tolist(),
                          {str(n): replay(tree, tables[name]).tokens_per_step for n, tree in trees.items()}
                          if name.endswith("greedy") else {})
-            for name, (shares, positions) in accuracies.items()}
+            for name, found in accuracies.items()}

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from filelock import FileLock
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -68,11 +69,18 @@ def hidden_states(backbone: Backbone, replies: Replies, folder: Path, dtype: tor
     """
     name = f"hidden-{model_fingerprint(backbone.model)}-{replies.fingerprint}-{str(dtype).removeprefix('torch.')}"
     path, state = folder / f"{name}.f16", folder / f"{name}.json"
-    shape = (len(replies.ids), backbone.hidden_size)
     folder.mkdir(parents=True, exist_ok=True)
-    done = json.loads(state.read_text())["sequences"] if state.is_file() and path.is_file() else 0
-    if done == len(replies):
-        return np.memmap(path, np.float16, "r", shape=shape)
+    with FileLock(folder / f"{name}.lock"):  # a second run over the same text waits, then finds it done
+        done = json.loads(state.read_text())["sequences"] if state.is_file() and path.is_file() else 0
+        if done < len(replies):
+            _fill(backbone, replies, path, state, done, dtype, progress)
+    return np.memmap(path, np.float16, "r", shape=(len(replies.ids), backbone.hidden_size))
+
+
+def _fill(backbone: Backbone, replies: Replies, path: Path, state: Path, done: int, dtype: torch.dtype,
+          progress: Progress) -> None:
+    """Compute and write what is missing after the first `done` sequences, in order of length."""
+    shape = (len(replies.ids), backbone.hidden_size)
     store = np.memmap(path, np.float16, "r+" if done else "w+", shape=shape)
     tokens_done = int(np.diff(replies.offsets)[_by_length(replies)[:done]].sum())
     for sequences in _batches(replies, done):
@@ -83,7 +91,6 @@ def hidden_states(backbone: Backbone, replies: Replies, folder: Path, dtype: tor
         store.flush()  # the rows first, then the count that vouches for them
         _write_atomically(state, json.dumps({"sequences": done}))
         progress(tokens_done, len(replies.ids))
-    return np.memmap(path, np.float16, "r", shape=shape)
 
 
 def _by_length(replies: Replies) -> np.ndarray:

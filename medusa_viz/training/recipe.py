@@ -100,6 +100,7 @@ def prepare(job: Job, train: Replies) -> tuple[Labels, torch.Tensor | None, dict
     restricted = 0 < settings.draft_vocabulary < vocab
     draft_ids = data.draft_vocabulary(train, job.byte_ids, settings.draft_vocabulary, vocab) if restricted else None
     labels = data.make_labels(train, settings.heads, draft_ids, vocab, job.whole_text)
+    labels.check()
     job.say(f"{len(train):,} sequences, {int(train.is_reply.sum()):,} reply tokens; labels per head: "
             f"{', '.join(f'{n:,}' for n in labels.labelled)}.")
     rows = vocab if draft_ids is None else len(draft_ids)

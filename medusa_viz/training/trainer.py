@@ -16,7 +16,7 @@ from torch import Tensor
 
 from medusa_viz.decoding.settings import Checked, setting
 from medusa_viz.models.heads import MedusaHeads
-from medusa_viz.training.data import DataError, Labels
+from medusa_viz.training.data import Labels
 from medusa_viz.training.objectives import HeadLosses, OutputRows, Targets, medusa1
 from medusa_viz.training.teacher import Teacher
 
@@ -33,14 +33,14 @@ class TrainSettings(Checked):
     """Knobs of a Medusa-1 run."""
 
     heads: int = setting(4, "number of heads K; head k predicts the token k+1 places ahead", 1, 16, 1)
-    layers: int = setting(1, "residual layers per head", 1, 8, 1)
+    layers: int = setting(2, "residual layers per head", 1, 8, 1)
     draft_vocabulary: int = setting(16_384, "most frequent reply tokens that heads can draft; 0 = all", 0, 1_000_000, 1)
-    passes: int = setting(6, "passes over the training positions", 1, 1_000, 1)
-    batch: int = setting(1_024, "positions per optimiser step", 1, 1_000_000, 1)
-    lr: float = setting(1e-3, "peak learning rate; cosine decay to 0 after the warm-up", 1e-7, 1.0)
+    passes: int = setting(5, "passes over the training positions", 1, 1_000, 1)
+    batch: int = setting(512, "positions per optimiser step", 1, 1_000_000, 1)
+    lr: float = setting(1.5e-3, "peak learning rate; cosine decay to 0 after the warm-up", 1e-7, 1.0)
     warmup: int = setting(50, "optimiser steps of linear warm-up", 0, 100_000, 1)
     weight_decay: float = setting(0.0, "AdamW weight decay", 0.0, 10.0)
-    distill: float = setting(0.5, "share of the target taken from the backbone's own distribution", 0.0, 1.0)
+    distill: float = setting(1.0, "share of the target taken from the backbone's own distribution", 0.0, 1.0)
     clip: float = setting(1.0, "largest gradient norm", 1e-6, 1e6)
     seed: int = setting(0, "seed of the order of positions", 0, 2**31 - 1, 1)
     log_every: int = setting(20, "optimiser steps between log lines", 1, 100_000, 1)
@@ -59,12 +59,6 @@ class Material:
     teacher: Teacher | None
     fingerprint: str
 
-    def check(self) -> None:
-        """Refuse to start where nothing can be learned."""
-        if not self.labels.labelled.sum():
-            raise DataError("There is no label to learn from: no reply is long enough (head 1 needs two reply tokens), "
-                            "or the draft vocabulary holds none of their tokens.")
-
     def batch(self, chosen: np.ndarray, heads: int, device: torch.device) -> tuple[Tensor, Targets]:
         """Hidden states [B, d] and targets of the positions `chosen` [B]."""
         rows = self.labels.rows[chosen]
@@ -80,7 +74,7 @@ class Trainer:
     """One run in one folder: heads, optimiser and the number of finished steps. Everything else follows from them."""
 
     def __init__(self, material: Material, settings: TrainSettings, folder: Path, device: torch.device) -> None:
-        material.check()
+        material.labels.check()
         self.material, self.settings, self.folder, self.device = material, settings, folder, device
         self.module = MedusaHeads(settings.heads, material.hidden.shape[1], settings.layers,
                                   material.draft_ids).to(device)

@@ -16,7 +16,7 @@ import torch
 from medusa_viz.decoding import loops
 from medusa_viz.decoding.batch import TRUNCATION, Written
 from medusa_viz.training import data
-from medusa_viz.training.data import HELD_OUT, TRAIN, DataError
+from medusa_viz.training.data import HELD_OUT, TRAIN, DataError, Replies
 
 
 class PartFile:
@@ -84,24 +84,33 @@ class Entry:
     temperature: float
 
 
-def save_replies(path: Path, entries: Sequence[Entry], kinds: Sequence[str], vocab_size: int) -> None:
-    """Write a token file (see `training.data`), entries by pass and prompt; `prompt` says which prompt of the file."""
-    entries = sorted(entries, key=lambda entry: (entry.label.turn, entry.label.prompt))  # stable: else by number
+def replies_of(entries: Sequence[Entry], kinds: Sequence[str], name: str) -> Replies:
+    """Entries as the sequences that training and calibration read, by pass and prompt."""
+    entries = in_order(entries)
     lengths = [len(entry.text.ids) for entry in entries]
-    ids = [token for entry in entries for token in entry.text.ids]
-    arrays = {
-        "ids": np.array(ids, np.uint16 if vocab_size <= 1 << 16 else np.uint32),
-        "offsets": np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
-        "reply_start": np.array([entry.text.starts[-1] for entry in entries], np.int32),
-        "temperature": np.array([entry.temperature for entry in entries], np.float16),
-        "kind": np.array([entry.label.kind for entry in entries], np.uint8),
-        "kinds": np.array(kinds),
-        "split": np.array([entry.label.split for entry in entries], np.uint8),
-        "prompt": np.array([entry.label.prompt for entry in entries], np.int32),
-    }
+    return Replies(name, np.array([token for entry in entries for token in entry.text.ids], np.int32),
+                   np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
+                   np.array([entry.text.starts[-1] for entry in entries], np.int32),
+                   np.array([entry.temperature for entry in entries], np.float32),
+                   np.array([entry.label.kind for entry in entries], np.uint8), tuple(kinds),
+                   np.array([entry.label.split for entry in entries], np.uint8))
+
+
+def in_order(entries: Sequence[Entry]) -> list[Entry]:
+    """By pass over the prompts and place of the prompt; by number where there is no file of prompts."""
+    return sorted(entries, key=lambda entry: (entry.label.turn, entry.label.prompt))
+
+
+def save_replies(path: Path, entries: Sequence[Entry], kinds: Sequence[str], vocab_size: int) -> None:
+    """Write a token file (see `training.data`); a further array `prompt` says which prompt of its file each answers."""
+    replies = replies_of(entries, kinds, path.name)
     part = path.with_name(path.name + ".part")
     with part.open("wb") as file:
-        np.savez_compressed(file, **arrays)
+        np.savez_compressed(
+            file, ids=replies.ids.astype(np.uint16 if vocab_size <= 1 << 16 else np.uint32), offsets=replies.offsets,
+            reply_start=replies.reply_start, temperature=replies.temperature.astype(np.float16), kind=replies.kind,
+            kinds=np.array(kinds), split=replies.split,
+            prompt=np.array([entry.label.prompt for entry in in_order(entries)], np.int32))
     os.replace(part, path)
 
 

@@ -57,6 +57,20 @@ def replay(shape: TreeShape, table: RankTable) -> Replay:
     return Replay(int(table.lengths.sum()), int(counts.sum()), tuple(counts.tolist()))
 
 
+def steps_per_reply(shape: TreeShape, table: RankTable) -> np.ndarray:
+    """int64 [replies]: the steps that each reply takes with one tree."""
+    accepted = accepted_lengths(shape, table.ranks)
+    ends = np.cumsum(table.lengths)
+    cursor = ends - table.lengths
+    steps = np.zeros(len(table.lengths), np.int64)
+    going = np.flatnonzero(table.lengths)
+    while len(going):
+        steps[going] += 1
+        cursor[going] += accepted[cursor[going]] + 1  # a draft past the end of the reply ends it all the same
+        going = going[cursor[going] < ends[going]]
+    return steps
+
+
 def accepted_lengths(shape: TreeShape, ranks: np.ndarray) -> np.ndarray:
     """int64 [P]: drafted tokens that a step at each row would accept, its longest path that matches the ranks."""
     child = np.full((len(shape.parent), NOT_RANKED + 1), -1, np.int64)  # row of the child of a row at a rank

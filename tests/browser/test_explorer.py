@@ -21,6 +21,18 @@ def test_the_page_opens_by_itself_and_the_model_becomes_ready(open_page):
     expect(explorer.at("#tree .js-plotly-plot")).to_be_visible()
 
 
+def test_it_opens_on_a_recording_that_can_be_looked_at(open_page):
+    explorer = open_page()
+    expect(explorer.at(".mv-banner")).to_contain_text("recorded")
+    last = int(explorer.data("step"))
+    assert last > 0
+    explorer.act(lambda: explorer.page.click("#back"))
+    explorer.wait("step", last - 1)
+    explorer.act(lambda: explorer.page.click("#step"))
+    explorer.wait("step", last)
+    assert len(explorer.at("#text .mv-pending .mv-chip").all()) >= 4
+
+
 def test_everything_fits_the_window_and_nothing_moves_between_steps(explorer):
     boxes = {name: explorer.at(name).bounding_box() for name in ("#tree", "#mask", "#cache", "#merits", "#step-slider", "#phase")}
     for _ in range(2):
@@ -90,7 +102,9 @@ def test_the_phases_reveal_the_step(explorer):
     marks = "document.querySelector('#tree .js-plotly-plot').data.find((trace) => trace.name === 'nodes').marker.symbol"
     explorer.phase(1)
     explorer.page.wait_for_function(f"{marks}.slice(1).every((symbol) => symbol === 'circle-open')")
-    expect(explorer.at("#verdict")).to_contain_text("not been asked")
+    for place in ("#verdict", "#headline"):
+        expect(explorer.at(place)).to_contain_text("not been asked")
+    expect(explorer.at("#text .mv-pending .mv-chip").first).not_to_be_visible()
     explorer.phase(2)
     explorer.page.wait_for_function(f"{marks}.slice(1).some((symbol) => symbol !== 'circle-open')")
     explorer.phase(4)
@@ -98,6 +112,38 @@ def test_the_phases_reveal_the_step(explorer):
     expect(dropped).to_have_css("opacity", "0.15")
     explorer.step()
     explorer.wait("phase", 3)
+
+
+def test_predict_first_arrives_before_the_verdict_and_judges_the_guess(explorer):
+    explorer.page.check("#predict")
+    explorer.step()
+    explorer.wait("phase", 1)
+    explorer.at("#tree [role=tree]").press("ArrowRight")
+    explorer.phase(3)
+    expect(explorer.at(".mv-sentence")).to_contain_text("You expected 1 drafted token")
+
+
+def test_presets_and_a_tree_too_large_to_verify_at_once(explorer):
+    presets = explorer.at("#presets option").all_text_contents()
+    explorer.act(lambda: explorer.page.select_option("#presets", label=presets[1]))
+    explorer.wait("nodes", 8)
+    explorer.act(lambda: explorer.page.select_option("#presets", label=next(text for text in presets if "4,680" in text)))
+    explorer.wait("nodes", 4680)
+    expect(explorer.at("#verify")).to_contain_text("4,680")
+    expect(explorer.at("#headline")).to_contain_text("not verified")
+    expect(explorer.at("#mask .mv-lens")).to_be_visible()
+
+
+def test_a_fold_opens_and_closes(explorer):
+    explorer.set("top-s-1", 10)
+    explorer.set("tree-size", 96)
+    drawn = "document.querySelector('#tree .js-plotly-plot').data.find((trace) => trace.name === 'nodes').customdata"
+    folded = explorer.page.evaluate(f"{drawn}.find((place) => String(place).startsWith('fold:'))")
+    explorer.act(lambda: explorer.page.evaluate(
+        "(place) => document.querySelector('#tree .js-plotly-plot').emit('plotly_click', {points: [{customdata: place}]})", folded))
+    assert folded not in explorer.page.evaluate(drawn)
+    explorer.act(lambda: explorer.at("#tree [role=tree]").press("Escape"))
+    assert folded in explorer.page.evaluate(drawn)
 
 
 def test_top_s_and_size_change_the_tree(explorer):

@@ -9,7 +9,9 @@ const PATH_KNOWN = 3;
 
 export function createControls(app) {
   const { parts, t } = app;
-  for (const speed of SPEEDS) parts.speed.add(new Option(t('ui.speed_value', { value: speed }), speed, speed === 1, speed === 1));
+  for (const speed of SPEEDS) {
+    parts.speed.add(new Option(t('ui.speed_value', { value: speed }), speed, speed === 1, speed === 1));
+  }
   for (const action of ['step', 'back', 'forward', 'reset']) {
     parts[action].addEventListener('click', () => {
       app.stop();
@@ -30,7 +32,6 @@ export function createControls(app) {
       parts.play.disabled = !can.play;
       parts.verify.hidden = !view.run.verify;
       parts.verify.textContent = view.run.verify;
-      parts.state.textContent = stateText(view, t);
       drawPhases(app, view);
     },
     phase() {
@@ -49,16 +50,11 @@ function tell({ view, phase, parts, t }) {
   const n = view.tree.nodes.length - 1;
   const passed = view.tree.nodes.filter((node) => ['accepted', 'shorter', 'cut'].includes(node.verdict)).length;
   const early = view.run.pending && phase < PATH_KNOWN && view.phases[1].ms !== null;
-  const text = !early ? view.headline.text : phase === 1 ? t('ui.headline_propose', { n }) : t('ui.headline_verify', { n: n + 1, passed });
+  const revealed = phase === 1 ? t('ui.headline_propose', { n }) : t('ui.headline_verify', { n: n + 1, passed });
+  const text = early ? revealed : view.headline.text;
   if (parts.headline.textContent !== text) parts.headline.textContent = text;
   parts.headline.title = early ? '' : `${text} ${view.headline.hint}`;
   parts.step.textContent = early ? t('ui.step') : view.run.step_label;
-}
-
-function stateText(view, t) {
-  if (view.run.finished && view.run.finished_text) return view.run.finished_text;
-  if (view.run.pending || !view.steps.count) return '';
-  return t('ui.history', { step: view.steps.index + 1, count: view.steps.count });
 }
 
 // Widths follow the measured milliseconds, in eighths, so that noise does not make them tremble.

@@ -40,7 +40,7 @@ function createApp(element, session) {
   app.link = new Link(session, {
     onView: (view, job) => show(app, view, job),
     onWaiting: (n) => { if (n > 0) parts.status.textContent = t('ui.waiting', { n }); },
-    onError: () => drawStatus(app, { state: 'error', text: t('ui.lost'), notice: '', title: parts.model.textContent, fraction: null }, app.view?.run ?? { banner: '' }),
+    onError: () => lost(app),
     onBusy: (busy) => { element.dataset.busy = String(busy); },
   });
   app.act = (action, payload) => app.link.act(action, payload);
@@ -53,6 +53,13 @@ function createApp(element, session) {
   app.panels = [createText(app), createControls(app), createOutline(app), createVerdict(app), createHeads(app),
     createCache(app), createMerits(app), app.knobs, app.mask];
   return app;
+}
+
+// The last good step stays; only the status line changes.
+function lost(app) {
+  const { title } = app.view?.status ?? { title: '' };
+  const status = { state: 'error', text: app.t('ui.lost'), notice: '', title, fraction: null };
+  drawStatus(app, status, app.view?.run ?? { banner: '' });
 }
 
 // Draws a view. Data attributes and panels change at once; only the tree's figure may follow a motion.
@@ -126,7 +133,9 @@ function guess({ selection, t }) {
 // What is drawn, as attributes: for tests, and for whoever scripts the page.
 function mark(app) {
   const { view, selection, parts } = app;
-  const data = { step: view.steps.count ? view.steps.index : -1, nodes: Math.max(0, view.tree.nodes.length - 1), node: selection.row, row: selection.row,
+  const step = view.steps.count ? view.steps.index : -1;
+  const nodes = Math.max(0, view.tree.nodes.length - 1);
+  const data = { step, nodes, node: selection.row, row: selection.row,
     path: selection.path, phase: app.phase, stamp: view.stamp };
   const elements = [app.root, parts.tree, app.tree.plot.plot, parts.mask, app.mask.plot.plot, parts.cache, parts.cacheCells,
     parts.heads, parts.table];

@@ -65,8 +65,9 @@ export function createMask(app) {
     plot,
     draw(view) {
       plot.marks = marks();
-      const { data } = view.mask.figure;
-      plot.draw(app.phase < PATH_KNOWN ? data.filter((trace) => trace.name !== 'kept') : data, fittedLabels(view.mask.figure.layout, plot.host));
+      const { data, layout } = view.mask.figure;
+      const shown = app.phase < PATH_KNOWN ? data.filter((trace) => trace.name !== 'kept') : data;
+      plot.draw(shown, fittedLabels(layout, plot.host));
     },
     phase() {
       this.draw(app.view);

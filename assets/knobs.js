@@ -28,7 +28,7 @@ export function createKnobs(app) {
     ? { delta_locked: false } : { delta_locked: true, epsilon: reweigh.epsilon.value }));
   reweigh.delta.element.append(lock);
   const reason = h('p', { class: 'mv-reason' });
-  const badge = h('p', { id: 'badge', class: 'mv-badge', role: 'status' });
+  const badge = h('p', { id: 'badge', class: 'mv-badge' });
   parts.knobs.append(presets, topS, size.element, readout, mode.element,
     ...REWEIGH.map((name) => reweigh[name].element), reason, badge);
 
@@ -95,7 +95,8 @@ function fillPresets(select, presets, t) {
 function knob(id, label, hint, changed) {
   const range = h('input', { type: 'range', 'aria-label': hint });
   const box = h('input', { type: 'number', 'aria-label': hint, inputmode: 'decimal' });
-  const element = h('div', { id, class: 'mv-knob', title: hint }, h('span', { class: 'mv-knob-label', 'aria-hidden': 'true' }, label), range, box);
+  const name = h('span', { class: 'mv-knob-label', 'aria-hidden': 'true' }, label);
+  const element = h('div', { id, class: 'mv-knob', title: hint }, name, range, box);
   const own = { element, range, box, value: 0 };
   own.paint = () => {};
   const take = (source, other) => {

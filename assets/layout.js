@@ -87,25 +87,26 @@ function treePanel(parts, t) {
   parts.treePlot = h('div', { class: 'mv-plot', role: 'group', 'aria-label': t('ui.tree') });
   parts.outline = h('div', { class: 'mv-outline', role: 'tree', tabindex: 0, 'aria-label': t('ui.outline') });
   parts.overlay = h('div', { class: 'mv-overlay', 'aria-hidden': 'true' });
-  parts.state = h('span', { class: 'mv-state' });
   parts.predict = h('input', { type: 'checkbox', id: 'predict' });
   parts.verify = h('button', { id: 'verify', class: 'mv-action', hidden: true });
   parts.sentence = h('p', { class: 'mv-sentence' });
   parts.tree = h('div', { id: 'tree', class: 'mv-tree', tabindex: -1 }, parts.treePlot, parts.overlay, parts.outline);
   return h('section', { class: 'mv-panel mv-tree-panel', 'data-panel': 'tree', 'aria-label': t('ui.tree') },
-    h('div', { class: 'mv-panel-head' }, h('h2', {}, t('ui.tree')), legend(t), parts.state, parts.verify,
+    h('div', { class: 'mv-panel-head' }, h('h2', {}, t('ui.tree')), legend(t), parts.verify,
       h('label', { class: 'mv-predict', title: t('ui.predict_hint') }, parts.predict, t('ui.predict')), parts.drawer),
     parts.tree, parts.sentence);
 }
 
 function legend(t) {
-  return h('div', { class: 'mv-legend' }, ...LEGEND.map((name) => h('span', { title: t(`ui.legend_${name}_hint`) }, symbol(name), t(`ui.legend_${name}`))));
+  return h('div', { class: 'mv-legend' }, ...LEGEND.map((name) =>
+    h('span', { title: t(`ui.legend_${name}_hint`) }, symbol(name), t(`ui.legend_${name}`))));
 }
 
 function maskPanel(parts, t) {
   parts.maskPlot = h('div', { class: 'mv-plot', role: 'group', 'aria-label': t('ui.mask') });
   parts.lens = h('div', { class: 'mv-lens', hidden: true });
-  parts.mask = h('div', { id: 'mask', class: 'mv-mask', tabindex: 0, 'aria-label': t('ui.mask'), role: 'group' }, parts.maskPlot, parts.lens);
+  parts.mask = h('div', { id: 'mask', class: 'mv-mask', tabindex: 0, 'aria-label': t('ui.mask'), role: 'group' },
+    parts.maskPlot, parts.lens);
   parts.cacheCells = h('div', { class: 'mv-cells' });
   parts.cacheText = h('p', { class: 'mv-cache-text' });
   parts.cache = h('div', { id: 'cache', class: 'mv-cache', role: 'group', 'aria-label': t('ui.cache') },

@@ -53,7 +53,8 @@ function visibleRows(app, limit) {
   const { selection } = app;
   const nodes = [...selection.nodes.values()];
   const rows = new Set([0, ...selection.ancestors(selection.row)]);
-  const order = nodes.toSorted((a, b) => Number(b.verdict === 'accepted') - Number(a.verdict === 'accepted') || (b.p ?? 0) - (a.p ?? 0));
+  const weight = (node) => Number(node.verdict === 'accepted') + (node.p ?? 0);
+  const order = nodes.toSorted((a, b) => weight(b) - weight(a));
   for (const node of nodes.length > limit ? order : nodes) {
     if (rows.size >= limit) break;
     for (const row of selection.ancestors(node.row)) rows.add(row);

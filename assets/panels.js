@@ -34,7 +34,8 @@ function lollipops(app, verdict, node) {
   const lines = verdict.tokens.map((entry) => {
     const drafted = entry.drafted_row !== null;
     return h('div', { class: 'mv-lollipop', 'data-row': entry.drafted_row, 'data-verdict': entry.verdict,
-      'data-selected': drafted && entry.drafted_row === node.row, title: drafted ? app.view.rows[entry.drafted_row]?.sentence : null },
+      'data-selected': drafted && entry.drafted_row === node.row,
+      title: drafted ? app.view.rows[entry.drafted_row]?.sentence : null },
     token(entry.text),
     h('span', { class: 'mv-track' }, h('i', { style: `--at:${place(entry.p)}`, 'data-drafted': drafted })),
     drafted ? symbol(entry.verdict) : h('span'),
@@ -79,10 +80,9 @@ export function createHeads(app) {
     select() {
       const path = app.selection.ancestors(app.selection.shown.row).map((row) => app.selection.nodes.get(row));
       for (const cell of parts.table.querySelectorAll('[data-rank]')) {
-        const on = path.some((node) => node.depth === Number(cell.dataset.head) && node.rank === Number(cell.dataset.rank));
-        const own = app.selection.shown.depth === Number(cell.dataset.head) && app.selection.shown.rank === Number(cell.dataset.rank);
-        cell.toggleAttribute('data-on-path', on);
-        cell.toggleAttribute('data-selected', own && on);
+        const here = path.find((node) => node.depth === Number(cell.dataset.head) && node.rank === Number(cell.dataset.rank));
+        cell.toggleAttribute('data-on-path', here !== undefined);
+        cell.toggleAttribute('data-selected', here === app.selection.shown);
       }
     },
   };
@@ -97,8 +97,8 @@ function choose(app, nodes) {
 function headColumn(head) {
   return h('div', { class: 'mv-head', 'data-source': head.k },
     h('h3', {}, head.title),
-    ...head.tokens.map((entry, rank) => h('div', { class: 'mv-head-cell', 'data-head': head.k, 'data-rank': rank, 'data-used': entry.used,
-      style: `--p:${(100 * entry.p).toFixed(1)}%` },
+    ...head.tokens.map((entry, rank) => h('div', { class: 'mv-head-cell',
+      'data-head': head.k, 'data-rank': rank, 'data-used': entry.used, style: `--p:${(100 * entry.p).toFixed(1)}%` },
     token(entry.text), h('span', { class: 'mv-number' }, probability(entry.p)))));
 }
 
@@ -117,7 +117,8 @@ export function createCache(app) {
       const { cache } = view;
       const shown = cache.rows.length > CELL_LIMIT ? cache.rows.filter((cell) => cell.verdict_kept) : cache.rows;
       const rest = cache.rows.length - shown.length;
-      const keys = [`prefix ${cache.prefix}`, ...shown.map((cell) => `${view.steps.index} ${cell.row} ${cell.verdict_kept}`), `rest ${rest}`];
+      const cells = shown.map((one) => `${view.steps.index} ${one.row} ${one.verdict_kept}`);
+      const keys = [`prefix ${cache.prefix}`, ...cells, `rest ${rest}`];
       parts.cacheCells.style.setProperty('--cells', Math.max(shown.length, 12));
       let kept = 0;
       const slots = shown.map((cell) => (cell.verdict_kept ? kept++ : null));
@@ -144,7 +145,8 @@ export function createMerits(app) {
   const { parts } = app;
   return {
     draw(view) {
-      const tiles = view.merits.map((merit) => h('div', { class: 'mv-merit', 'data-key': merit.key, title: `${merit.hint} ${merit.note}` },
+      const tiles = view.merits.map((merit) => h('div',
+        { class: 'mv-merit', 'data-key': merit.key, title: `${merit.hint} ${merit.note}` },
         h('span', { class: 'mv-merit-label' }, merit.label),
         merit.key === 'depth' && merit.bars.length ? null : h('strong', {}, merit.value),
         merit.bars.length ? bars(merit.bars, merit.key === 'depth') : null,
@@ -161,6 +163,7 @@ export function createMerits(app) {
 function bars(values, shares) {
   const most = shares ? 1 : Math.max(...values.map((bar) => bar.value), 1e-9);
   return h('span', { class: shares ? 'mv-bars mv-shares' : 'mv-bars' }, ...values.map((bar) =>
-    h('span', { title: `${bar.label}: ${bar.text}` }, h('i', { style: `height:${Math.max(6, 100 * bar.value / most).toFixed(0)}%` }),
+    h('span', { title: `${bar.label}: ${bar.text}` },
+      h('i', { style: `height:${Math.max(6, 100 * bar.value / most).toFixed(0)}%` }),
       shares ? h('small', {}, bar.text) : null)));
 }

@@ -96,7 +96,9 @@ function drawChips(app, view) {
   replaceTail(parts.chips, keys, (index) => {
     const token = chips[index];
     const committed = token.src !== null && Number.isInteger(token.step) && token.step >= 0;
-    return chip(token, committed ? { 'data-step': token.step, 'data-fresh': token.step === view.steps.index - 1, title: t('ui.chip_step', { step: token.step + 1 }) } : {});
+    if (!committed) return chip(token);
+    return chip(token, { 'data-step': token.step, 'data-fresh': token.step === view.steps.index - 1,
+      title: t('ui.chip_step', { step: token.step + 1 }) });
   });
   const pendingKeys = pending.map((token) => `${token.src}|${token.k}|${token.path}|${token.t}`);
   replaceTail(parts.pending, pendingKeys, (index) => chip(pending[index], { 'data-path': pending[index].path ?? '' }));
@@ -119,6 +121,14 @@ function drawBranches(app, view) {
   });
 }
 
+// Where the shown step stands: pending, committed long ago, or the last of a run that ended.
+function standing({ steps: { index, count }, run }, t) {
+  const step = count ? index + 1 : 0;
+  if (run.pending || !count) return t('ui.step_of', { step, count });
+  const last = run.finished && step === count;
+  return last ? t('ui.step_ended', { step, count, why: run.finished_text }) : t('ui.history', { step, count });
+}
+
 // Dots show what each step committed; above a limit neighbours share one dot (the tallest of them).
 function drawSlider(app, view) {
   const { parts, t } = app;
@@ -127,7 +137,7 @@ function drawSlider(app, view) {
   if (!app.link.unsettled || document.activeElement !== parts.slider) parts.slider.value = index;
   parts.slider.setAttribute('aria-valuetext', t('ui.step_of', { step: count ? index + 1 : 0, count }));
   parts.slider.disabled = count < 2;
-  parts.stepCount.textContent = t('ui.step_of', { step: count ? index + 1 : 0, count });
+  parts.stepCount.textContent = standing(view, t);
   const stride = Math.max(1, Math.ceil(count / DOT_LIMIT));
   const most = Math.max(1, ...committed);
   const groups = Array.from({ length: Math.ceil(count / stride) }, (_, g) =>

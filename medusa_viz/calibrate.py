@@ -32,8 +32,8 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
                     "give each head's accuracy per rank, and tokens per step of any tree without running the model.")
     add_model_options(parser)
     texts = parser.add_mutually_exclusive_group()
-    texts.add_argument("--prompts", type=Path, metavar="FILE", help="JSON lines with prompt, kind and split, or a text file "
-                       "with one prompt a line; the model replies to them first")
+    texts.add_argument("--prompts", type=Path, metavar="FILE", help="JSON lines with prompt, kind and split, or a text "
+                       "file with one prompt a line; the model replies to them first")
     texts.add_argument("--replies", type=Path, metavar="FILE.npz", help="token file of replies (default: the model's "
                        "greedy replies that ship with the project)")
     parser.add_argument("--split", choices=("all", "train", "held_out"), default="all", help="which replies to take "
@@ -82,7 +82,8 @@ def _write(options: argparse.Namespace, engine: Engine, splits: list[int]) -> Re
     from tqdm import tqdm
 
     from medusa_viz.training import prompts, written
-    from medusa_viz.training.distil import DistilSettings, FromPrompts, Shelf, write
+    from medusa_viz.training.distil import FromPrompts, Shelf, write
+    from medusa_viz.training.distil_settings import DistilSettings
 
     settings = DistilSettings(temperatures="0", loops="keep", max_new_tokens=options.max_new_tokens)
     source = FromPrompts(prompts.read(options.prompts, splits), engine.codec.encode_prompt, engine.backbone, settings,
@@ -136,7 +137,7 @@ def report(measured: Accuracy, rates: list[Rate], replies: int, prompts: int) ->
     for k, positions in enumerate(measured.positions):
         lines.append(f"{k + 1:>4}  {positions:>9,}  " + "  ".join(f"{top[k]:6.3f}" for top in tops)
                      + f"   [{measured.low[k, 0]:.3f}, {measured.high[k, 0]:.3f}]")
-    lines += ["", "tokens per step (committed tokens / steps), replayed; sparse trees built from one half of the replies "
-              "and replayed on the other", "nodes  tokens per step"]
+    lines += ["", "tokens per step (committed tokens / steps), replayed; sparse trees built from one half of the "
+              "replies and replayed on the other", "nodes  tokens per step"]
     lines += [f"{rate.nodes:>5}  {rate.tokens_per_step:.3f}  [{rate.low:.3f}, {rate.high:.3f}]" for rate in rates]
     return "\n".join(lines)

@@ -1,4 +1,7 @@
-"""Command line: python -m medusa_viz decode | train. Options are made from the settings' own fields."""
+"""Command line: python -m medusa_viz decode | bench | train | distill | calibrate.
+
+Options are made from the settings' own fields.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +26,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m medusa_viz", description="Medusa decoding, measured and explained.")
     commands = parser.add_subparsers(dest="command", required=True)
     _add_decode(commands)
+    _add_bench(commands)
     _add_train(commands)
     _add_distill(commands)
     _add_calibrate(commands)
@@ -69,7 +73,8 @@ def load_engine(options: argparse.Namespace) -> Engine:
 
     chosen = engine.EngineOptions(options.model, options.heads, options.device, options.dtype)
     loaded = engine.load(chosen, report if sys.stderr.isatty() else engine.silent)
-    print(f"{loaded.title} on {loaded.place} ({loaded.backbone.placement.reason})", file=sys.stderr)
+    print(f"{loaded.title} on {loaded.place} ({loaded.backbone.placement.reason}); linears: {loaded.backbone.linears}",
+          file=sys.stderr)
     for notice in loaded.loaded.report.notices:
         print(f"note: {notice}", file=sys.stderr)
     return loaded
@@ -100,8 +105,8 @@ def _add_decode(commands: argparse._SubParsersAction) -> None:
     parser = commands.add_parser("decode", help="decode a prompt, stream the text, print the metrics")
     parser.add_argument("--prompt", required=True)
     parser.add_argument("--raw", action="store_true", help="continue the text itself, without the chat template")
-    parser.add_argument("--tree", default="sparse:16", help="plain, chain:3, dense:3,2,1, sparse:16 or a JSON file of "
-                        "paths (default: %(default)s)")
+    parser.add_argument("--tree", default="sparse:16", help="plain, chain:3, dense:3,2,1, sparse:16, "
+                        "sparse:16@4,3,2,2 (within top-s walls) or a JSON file of paths (default: %(default)s)")
     parser.add_argument("--json", type=Path, help="also write the result to this file")
     add_model_options(parser)
     add_settings(parser, Acceptance, {"mode": "accept"})
@@ -162,6 +167,12 @@ def _print_metrics(result: dict) -> None:
           f"tree {result['tree_nodes']} nodes, drafts accepted at depth 1, 2, …: {depths} of steps\n"
           f"finished by {result['finish_reason']}; equals plain greedy: {'yes' if equal is True else equal}",
           file=sys.stderr)
+
+
+def _add_bench(commands: argparse._SubParsersAction) -> None:
+    from medusa_viz.tuning import bench_command
+
+    bench_command.add_parser(commands)
 
 
 def _add_train(commands: argparse._SubParsersAction) -> None:

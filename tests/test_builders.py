@@ -6,10 +6,10 @@ import random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tiny import MC_SIM_7B_63
 
 from medusa_viz.decoding.tree import TreeError, dense, from_paths
 from medusa_viz.tuning.builders import build, expected_tokens_per_step, node_values, sparse
-from tiny import MC_SIM_7B_63
 
 A10 = [[0.6, 0.15, 0.05], [0.4, 0.10, 0.05]]
 # medusa_acc.csv of the Medusa repository: cumulative top-1 to top-5 accuracy of heads 1 to 5.
@@ -50,7 +50,7 @@ def best_value(accuracy, budget, walls):
 
 def test_growth_of_field_case_a10():
     order = [sparse(A10, n) for n in range(1, 13)]
-    grown = [set(after.paths) - set(before.paths) for before, after in zip([from_paths([])] + order, order)]
+    grown = [set(after.paths) - set(before.paths) for before, after in zip([from_paths([]), *order], order)]
     assert [path for new in grown[:3] for path in new] == [(0,), (0, 0), (1,)]
     assert grown[3] == {(0, 1)} and grown[4] == {(1, 0)}  # both worth .06: the smaller path first
     assert grown[5] == {(2,)} and grown[6] == {(0, 2)}
@@ -80,14 +80,15 @@ def test_all_zero_tables_build_a_tree_of_no_gain():
     assert half.nodes == 4 and {(0,), (1,)} <= set(half.paths)
 
 
-@pytest.mark.parametrize("walls, table", [((2, 2, 2), (2, 2, 2)), ((3, 3), (3, 3)), ((1, 3, 1), (4, 3, 2)), ((4, 2), (4, 4)),
-                                          ((2, 2), (2, 2, 3)), ((3, 0, 2), (3, 2, 2))])
+@pytest.mark.parametrize("walls, table", [((2, 2, 2), (2, 2, 2)), ((3, 3), (3, 3)), ((1, 3, 1), (4, 3, 2)),
+                                          ((4, 2), (4, 4)), ((2, 2), (2, 2, 3)), ((3, 0, 2), (3, 2, 2))])
 def test_optimal_among_all_trees(walls, table):
     rng = random.Random(str(walls))
     reach = walls[: walls.index(0)] if 0 in walls else walls
     for trial in range(4):
         # Not sorted: a table measured on few positions need not fall with the rank. Coarse: many ties and zeros.
-        accuracy = [[rng.choice([0, .1, .2, .3, .5]) if trial % 2 else rng.random() / s for _ in range(s)] for s in table]
+        accuracy = [[rng.choice([0, 0.1, 0.2, 0.3, 0.5]) if trial % 2 else rng.random() / s for _ in range(s)]
+                    for s in table]
         for budget in range(1, 9 if trial else 15):
             shape = sparse(accuracy, budget, walls)
             assert shape.nodes <= budget
@@ -129,7 +130,8 @@ def test_tokens_per_step_that_the_published_accuracies_imply(model, nodes, token
 
 @pytest.mark.parametrize("model, tokens", [("7b", 1.78), ("13b", 1.85), ("33b", 1.88)])
 def test_the_published_chain(model, tokens):
-    assert expected_tokens_per_step(build("chain", 5, per_rank(model)), per_rank(model)) == pytest.approx(tokens, abs=.01)
+    accuracy = per_rank(model)
+    assert expected_tokens_per_step(build("chain", 5, accuracy), accuracy) == pytest.approx(tokens, abs=0.01)
 
 
 def test_the_published_tree_is_no_better_than_the_built_one():

@@ -14,7 +14,7 @@ def tree_inputs(of, shape, rng):
     return tokens, torch.as_tensor(shape.depth).long(), of.additive(torch.from_numpy(shape.mask))
 
 
-def assert_holds(of, cache, ids, tolerance):
+def assert_holds(of, cache, ids):
     """Keys and values are those of a fresh prefill, all of the buffers finite."""
     fresh = of.new_cache(len(ids))
     of.prefill(ids, fresh)
@@ -23,11 +23,11 @@ def assert_holds(of, cache, ids, tolerance):
         for name in ("keys", "values"):
             buffer = getattr(layer, name)
             assert buffer.isfinite().all()
-            assert difference(buffer[:, :, : len(ids)], getattr(right, name)[:, :, : len(ids)]) < tolerance
+            assert difference(buffer[:, :, : len(ids)], getattr(right, name)[:, :, : len(ids)]) < 1e-5
 
 
-@pytest.mark.parametrize("kind, tolerance", [("llama", 1e-5), ("mistral", 1e-5), ("gpt_neox", 1e-5), ("deepseek_v3", 1e-5)])
-def test_cache_after_commits_equals_a_fresh_prefill(kind, tolerance):
+@pytest.mark.parametrize("kind", ["llama", "mistral", "gpt_neox", "deepseek_v3"])
+def test_cache_after_commits_equals_a_fresh_prefill(kind):
     rng, of = random.Random(kind), backbone(kind)
     ids, cache = prompt(1), of.new_cache(7)
     of.prefill(ids, cache)
@@ -38,12 +38,12 @@ def test_cache_after_commits_equals_a_fresh_prefill(kind, tolerance):
         rows = shape.path_to(rng.randrange(shape.nodes + 1))
         cache.commit(rows)
         ids += tokens[rows].tolist()
-        assert_holds(of, cache, ids, tolerance)
+        assert_holds(of, cache, ids)
         if rng.random() < 0.3:
             keep = rng.randint(1, len(ids))
             cache.truncate(keep)
             ids = ids[:keep]
-            assert_holds(of, cache, ids, tolerance)
+            assert_holds(of, cache, ids)
 
 
 def test_verifying_commits_nothing():
@@ -64,17 +64,20 @@ def test_capacity_grows_by_doubling_and_keeps_the_prefix():
         of.prefill([token], cache)
         seen.append(cache.capacity)
     assert sorted(set(seen)) == [8, 16, 32, 64]
-    assert_holds(of, cache, ids, 1e-5)
+    assert_holds(of, cache, ids)
     cache.reserve(500)
     assert cache.capacity == 540  # more than double is needed at once
     assert cache.layers[0].keys.shape[2] == 540 and cache.bytes == 2 * 2 * 2 * 540 * 16 * 4
-    assert_holds(of, cache, ids, 1e-5)
+    assert_holds(of, cache, ids)
 
 
 def test_room_behind_the_prefix_is_zero():
     of, cache = backbone(), backbone().new_cache(20)
+    for size in (2 * 20 * 16, 2 * 56 * 16):  # memory of the buffers' size that held NaN, for the allocator to hand out
+        del [torch.full((size,), float("nan")) for _ in range(64)][:]
     of.prefill(prompt(1), cache)
     cache.reserve(50)
+    assert cache.capacity == 56
     for layer in cache.layers:
         assert not layer.keys[:, :, 6:].any() and not layer.values[:, :, 6:].any()
 

@@ -140,7 +140,8 @@ def test_output_matrices_in_some_heads_only_are_refused(tmp_path, own, odd):
 
 @pytest.mark.parametrize("name, shape, named", [
     ("1.1.weight", (VOCAB, HIDDEN + 1), "1.1.weight"), ("1.1.weight", (VOCAB - 1, HIDDEN), "1.1.weight"),
-    ("2.0.linear.weight", (HIDDEN, HIDDEN + 1), "2.0.linear.weight"), ("0.0.linear.bias", (HIDDEN + 1,), "0.0.linear.bias"),
+    ("2.0.linear.weight", (HIDDEN, HIDDEN + 1), "2.0.linear.weight"),
+    ("0.0.linear.bias", (HIDDEN + 1,), "0.0.linear.bias"),
     ("0.0.linear.bias", (), "0.0.linear.bias"),
 ])
 def test_a_misshapen_tensor_is_named(tmp_path, name, shape, named):
@@ -181,7 +182,7 @@ def test_a_draft_vocabulary_must_rise_within_the_vocabulary(tmp_path, ids):
     assert "draft vocabulary" in refusal(written(tmp_path, made))
 
 
-# ------------------------------------------------------------------------------------------------- keys (field case A15)
+# ------------------------------------------------------------------------------------------------ keys (field case A15)
 
 
 @pytest.mark.parametrize("prefix", ["", "medusa_head.", "medusa_heads.", "model.medusa_head.", "module.",
@@ -241,7 +242,8 @@ def test_numbers_that_are_none_are_refused(tmp_path, name, value):
 
 @pytest.mark.parametrize("stored, runs, said", [
     (torch.float32, torch.bfloat16, True), (torch.float32, torch.float16, True), (torch.float16, torch.bfloat16, True),
-    (torch.bfloat16, torch.float16, True), (torch.float16, torch.float32, False), (torch.bfloat16, torch.bfloat16, False),
+    (torch.bfloat16, torch.float16, True), (torch.float16, torch.float32, False),
+    (torch.bfloat16, torch.bfloat16, False),
 ])
 def test_a_cast_that_loses_precision_is_said(tmp_path, stored, runs, said):
     made = {name: tensor.to(stored) for name, tensor in tensors().items()}  # field case A19

@@ -1,15 +1,26 @@
-"""The decoder: any tree and any heads give plain greedy's text, ends and limits are exact, sampling ignores the tree."""
+"""The decoder: any tree and any heads give plain greedy's text, limits are exact, sampling ignores the tree."""
 
 import random
 
 import pytest
 import torch
-from tiny import (KINDS, MC_SIM_7B_63, VOCAB, backbone, oracle_drafter, plain_greedy, plain_logits, prompt,
-                  random_drafter, random_shape)
+from tiny import (
+    KINDS,
+    MC_SIM_7B_63,
+    VOCAB,
+    backbone,
+    oracle_drafter,
+    plain_greedy,
+    plain_logits,
+    prompt,
+    random_drafter,
+    random_shape,
+)
 
 from medusa_viz.decoding import check, decoder
 from medusa_viz.decoding.check import GreedyCheck, equals_greedy
 from medusa_viz.decoding.decoder import PLAIN, decode
+from medusa_viz.decoding.metrics import Metrics, measure
 from medusa_viz.decoding.settings import ACCEPTANCE_MODES, Acceptance
 from medusa_viz.decoding.tree import MAX_NODES, TreeError, dense, from_paths, parse_paths
 from medusa_viz.models.cache import TreeCache
@@ -39,7 +50,7 @@ def exact():
     return of, ids, text, oracle_drafter(of, ids, text, heads=4, rank=mixed_ranks(0))
 
 
-# --------------------------------------------------------------------------------------------------- equals plain greedy
+# -------------------------------------------------------------------------------------------------- equals plain greedy
 
 
 def random_steps(of, drafter, ids, text, rng, widths, heads):
@@ -84,8 +95,9 @@ def test_every_architecture_writes_its_own_greedy_text(kind):
 
 
 @pytest.mark.parametrize("heads", ["random", "shared", "draft vocabulary", "oracle"])
-@pytest.mark.parametrize("shape", [PLAIN, dense([1, 1, 1, 1]), dense([3, 2, 2, 1]), dense([5]), from_paths(MC_SIM_7B_63),
-                                   sparse([[.6, .2, .1], [.4, .2], [.3, .1], [.2]], 16), from_paths([[7, 0], [2, 9, 1]])],
+@pytest.mark.parametrize("shape", [PLAIN, dense([1] * 4), dense([3, 2, 2, 1]), dense([5]), from_paths(MC_SIM_7B_63),
+                                   sparse([[0.6, 0.2, 0.1], [0.4, 0.2], [0.3, 0.1], [0.2]], 16),
+                                   from_paths([[7, 0], [2, 9, 1]])],
                          ids=["plain", "chain", "dense", "wide", "published", "sparse", "odd ranks"])
 def test_any_heads_and_any_shape(exact, heads, shape):
     of, ids, text, oracle = exact
@@ -132,8 +144,19 @@ def test_steps_count_as_field_case_a09_does():
     steps = list(decode(of, drafter, ids, dense([1, 1, 1]), GREEDY, 30, NONE))[:4]
     committed = [len(step.tokens) for step in steps]
     assert committed == [3, 1, 2, 4]
-    assert sum(committed) / 4 == 2.5 and sum(committed) / 4 - 1 == 1.5
-    assert [sum(count > depth for count in committed) / 4 for depth in (1, 2, 3)] == [3 / 4, 2 / 4, 1 / 4]
+    assert measure(committed, heads=3) == Metrics(4, 10, 2.5, 1.5, [3 / 4, 2 / 4, 1 / 4])
+
+
+def test_metrics_of_short_and_empty_runs(exact):
+    of, ids, text, drafter = exact
+    assert measure([], heads=2) == Metrics(0, 0, 0.0, 0.0, [0.0, 0.0])
+    assert measure([1, 1], heads=2) == Metrics(2, 2, 1.0, 0.0, [0.0, 0.0])
+    for limit in range(1, 20):  # the last step, cut by the limit, counts what was kept
+        steps, _ = run(of, drafter, ids, dense([3, 2, 2, 1]), limit)
+        metrics = measure([len(step.tokens) for step in steps], heads=4)
+        assert metrics.tokens == limit and all(0 <= rate <= 1 for rate in metrics.accepted_per_depth)
+        assert metrics.tokens_per_step == pytest.approx(1 + sum(metrics.accepted_per_depth))
+        assert metrics.accepted_per_depth == sorted(metrics.accepted_per_depth, reverse=True)
 
 
 def test_the_order_in_which_a_tree_is_written_changes_nothing(exact):
@@ -186,7 +209,8 @@ def caches(monkeypatch):
     """Every cache that a backbone hands out."""
     made = []
     new_cache = decoder.Backbone.new_cache
-    monkeypatch.setattr(decoder.Backbone, "new_cache", lambda self, rows: made.append(new_cache(self, rows)) or made[-1])
+    monkeypatch.setattr(decoder.Backbone, "new_cache",
+                        lambda self, rows: made.append(new_cache(self, rows)) or made[-1])
     return made
 
 

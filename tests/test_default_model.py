@@ -1,4 +1,4 @@
-"""The default model: Medusa's text is what transformers' own `generate` writes, and its tree logits are the model's own.
+"""The default model: Medusa writes what transformers' own `generate` writes; tree logits are the model's own.
 
 Trained heads are used where `assets/heads` holds them; random ones draft as well here, only worse.
 """

@@ -1,4 +1,4 @@
-"""Self-distillation: many texts side by side equal one at a time; runs resume; loops, mixes and prompts follow rules."""
+"""Self-distillation: many texts side by side equal one at a time; runs resume; loops and mixes follow their rules."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from tiny import EAGER_ONLY, KINDS, VOCAB, backbone, plain_greedy, plain_logits, prompt
+from torch.nn import functional as F
 from transformers.integrations.sdpa_attention import repeat_kv
 
 from medusa_viz.cli import main
@@ -21,7 +22,8 @@ from medusa_viz.decoding.settings import Acceptance, SettingsError
 from medusa_viz.models.rows import BLOCK, GROUPED, RowBackbone, grouped_attention
 from medusa_viz.training import data, distil_command, prompts, written
 from medusa_viz.training.data import DataError
-from medusa_viz.training.distil import DistilSettings, FromPrompts, SelfWritten, Shelf, write
+from medusa_viz.training.distil import FromPrompts, SelfWritten, Shelf, write
+from medusa_viz.training.distil_settings import DistilSettings
 from medusa_viz.training.prompts import Prompt, TurnFrame
 
 END = frozenset([0, 5])
@@ -35,6 +37,12 @@ def requests(count: int, seed: int = 0, temperature: float = 0.0, limit: int = 4
                     (Draw(rng.randint(1, limit), END, temperature),)) for n in range(count)]
 
 
+def plain_text(of, ids, tokens: int, end_ids=None) -> list[int]:
+    """What `decode` writes without heads."""
+    steps = decode(of, None, list(ids), PLAIN, Acceptance(), tokens, end_ids)
+    return [token for step in steps for token in step.tokens]
+
+
 # ---------------------------------------------------------------------------------------------------- side by side
 
 
@@ -43,8 +51,7 @@ def test_continuous_batching_writes_what_greedy_decoding_writes_one_by_one(rows)
     of = backbone()
     asked = requests(24)
     for request, text in zip(asked, write_all(of, asked, rows)):
-        single = [token for step in decode(of, None, list(request.ids), PLAIN, Acceptance(), request.draws[0].limit, END)
-                  for token in step.tokens]
+        single = plain_text(of, request.ids, request.draws[0].limit, END)
         assert text.ids == [*request.ids, *single] and text.starts == [len(request.ids)]
         assert text.finishes == ["end" if single[-1] in END else "length"]
 
@@ -97,9 +104,9 @@ def test_packed_linears_are_shared_not_copied():
 def test_grouped_attention_equals_repeated_keys(length):
     torch.manual_seed(0)
     query, key, value = torch.randn(3, 6, length, 8), torch.randn(3, 2, 11, 8), torch.randn(3, 2, 11, 8)
-    mask = torch.zeros(3, 1, length, 11).masked_fill_(torch.rand(3, 1, length, 11) < 0.4, torch.finfo(torch.float32).min)
+    mask = torch.where(torch.rand(3, 1, length, 11) < 0.4, torch.finfo(torch.float32).min, 0.0)
     mask[..., 0] = 0
-    right = torch.nn.functional.scaled_dot_product_attention(query, repeat_kv(key, 3), repeat_kv(value, 3), mask, scale=0.3)
+    right = F.scaled_dot_product_attention(query, repeat_kv(key, 3), repeat_kv(value, 3), mask, scale=0.3)
     mixed, _ = grouped_attention(None, query, key, value, mask, scaling=0.3)
     assert torch.allclose(mixed, right.transpose(1, 2), atol=1e-5)
 
@@ -178,8 +185,8 @@ def test_the_loop_rule_equals_a_plain_search():
 
     rng = random.Random(0)
     for _ in range(60):
-        text = [rng.randrange(3) for _ in range(rng.randint(0, 30))] + [rng.randrange(4) for _ in range(rng.randint(1, 9))
-                                                                      ] * rng.randint(1, 12)
+        start, period = ([rng.randrange(4) for _ in range(rng.randint(*length))] for length in ((0, 30), (1, 9)))
+        text = start + period * rng.randint(1, 12)
         assert kept_length(text) == plain(text)
 
 
@@ -198,7 +205,8 @@ def test_a_looping_text_ends_and_is_cut():
 
 def prompted(settings: DistilSettings, of=None, count: int = 6) -> FromPrompts:
     listed = [Prompt(f"prompt {n}", ("a", "b")[n % 2], n % 3 == 0) for n in range(count)]
-    return FromPrompts(listed, lambda text: [1, 2, 3, *prompt(int(text.split()[1]), 5)], of or backbone(), settings, "list")
+    return FromPrompts(listed, lambda text: [1, 2, 3, *prompt(int(text.split()[1]), 5)], of or backbone(), settings,
+                       "list")
 
 
 def distilled(source, settings, of, done=()) -> Shelf:
@@ -328,8 +336,9 @@ def test_a_token_file_reads_back_and_its_card_counts_it(tmp_path):
     assert np.load(path)["ids"].dtype == np.uint16
     kept = written.replies_of(shelf.entries, source.kinds, "again")
     assert kept.fingerprint == replies.fingerprint == card["fingerprint"]
-    assert card["reply_tokens"] == shelf.tokens == sum(row["reply_tokens"] for row in card["by_kind_and_split"].values())
-    assert card["reply_tokens"] == sum(row["reply_tokens"] for row in card["by_temperature"].values())
+    assert card["reply_tokens"] == shelf.tokens
+    for groups in ("by_kind_and_split", "by_temperature"):
+        assert sum(group["reply_tokens"] for group in card[groups].values()) == shelf.tokens
 
 
 def test_prompts_are_read_from_json_lines_or_text_and_bad_files_are_refused(tmp_path):
@@ -340,7 +349,8 @@ def test_prompts_are_read_from_json_lines_or_text_and_bad_files_are_refused(tmp_
     plain = tmp_path / "p.txt"
     plain.write_text("one\n\n two \n")
     assert [entry.text for entry in prompts.read(plain)] == ["one", "two"]
-    for bad in ('{"text": "x"}', "[1]", "{", '{"prompt": " "}', '{"prompt": "x", "split": "test"}', '{"prompt": 3}', ""):
+    for bad in ('{"text": "x"}', "[1]", "{", '{"prompt": " "}', '{"prompt": "x", "split": "test"}', '{"prompt": 3}',
+                ""):
         listed.write_text(bad)
         with pytest.raises(DataError):
             prompts.read(listed)
@@ -369,8 +379,7 @@ def test_prompts_for_training_alone_are_never_held_out_ones():
 def command(tmp_path, monkeypatch):
     """Runs `distill` over a tiny model and six prompts; further words go to the command line."""
     of = backbone()
-    codec = SimpleNamespace(encode_prompt=lambda text: [1, 2, 3, *text.encode()[:9]])
-    codec.encode_prompt = lambda text: [1, 2, 3, *(byte % VOCAB for byte in text.encode()[:9])]
+    codec = SimpleNamespace(encode_prompt=lambda text: [1, 2, 3, *(byte % VOCAB for byte in text.encode()[:9])])
     monkeypatch.setattr(distil_command, "_load", lambda args: (of, codec))
     listed = tmp_path / "p.txt"
     listed.write_text("".join(f"{n} is number\n" for n in range(6)))
@@ -429,7 +438,8 @@ def test_shipped_replies_are_what_greedy_decoding_writes(model_folder):
     replies = data.load([prompts.SHIPPED.with_name("replies-smollm2-135m.npz")])
     listed = prompts.read(prompts.SHIPPED)
     assert len(replies) == len(listed) and replies.split.tolist() == [entry.split for entry in listed]
-    assert [replies.kinds[k] for k in replies.kind] == [entry.kind for entry in listed] and not replies.temperature.any()
+    assert [replies.kinds[k] for k in replies.kind] == [entry.kind for entry in listed]
+    assert not replies.temperature.any()
     for i in range(len(listed)):
         ids, start = replies.sequence(i).tolist(), replies.reply_start[i]
         assert ids[:start] == list(codec.encode_prompt(listed[i].text))
@@ -439,7 +449,7 @@ def test_shipped_replies_are_what_greedy_decoding_writes(model_folder):
             assert found is None or found.tie
     i = int(np.argmin(np.diff(replies.offsets) - replies.reply_start))
     ids, start = replies.sequence(i).tolist(), replies.reply_start[i]
-    assert [token for step in decode(of, None, ids[:start], PLAIN, Acceptance(), 256) for token in step.tokens] == ids[start:]
+    assert plain_text(of, ids[:start], 256) == ids[start:]
 
 
 @pytest.mark.model

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from tiny import (VOCAB, backbone, oracle_drafter, plain_greedy, plain_logits, prompt, random_drafter, random_shape)
+from tiny import VOCAB, backbone, oracle_drafter, plain_greedy, plain_logits, prompt, random_drafter, random_shape
 
 from medusa_viz.decoding import acceptance, decoder, live, observe
 from medusa_viz.decoding.live import LiveRun
@@ -182,7 +182,8 @@ def test_only_what_is_not_shared_is_run(exact, monkeypatch, held, wanted, run_ro
     if held:
         run.open(held, GREEDY)
     real = eng.backbone._forward
-    monkeypatch.setattr(eng.backbone, "_forward", lambda tokens, *a, **k: rows.append(len(tokens)) or real(tokens, *a, **k))
+    monkeypatch.setattr(eng.backbone, "_forward",
+                        lambda tokens, *a, **k: rows.append(len(tokens)) or real(tokens, *a, **k))
     forward = run._align(tuple(wanted))
     assert sum(rows) == run_rows and run.ids == tuple(wanted) and run.cache.length == len(wanted)
     assert (forward is None) == (held == wanted)
@@ -288,6 +289,8 @@ def test_a_walk_draws_what_decode_draws_and_can_be_asked_again(exact):
         assert same is look
         first = next(decoder.decode(eng.backbone, eng.drafter, ids, shape, settings, 50, ()))
         assert [look.drafts.token[row] for row in walk.rows] == first.tokens
+        opened = LiveRun(eng).open([*ids, *first.tokens], settings)
+        assert opened.root == walk.next_root  # a draw depends on its place alone, however one got there
         run.look(run.open(prompt(5), settings), dense([2]), settings)  # its logits are gone now
         again, fresh = run.walk(look, shape, range(shape.nodes + 1), settings)
         assert fresh is not look and again == walk
@@ -324,8 +327,10 @@ def test_every_number_of_a_look(draft_ids, dtype):
         parent_logits = plain_logits(of, tokens[:-1])[-1].double()
         if row:
             assert drafts.token[row] == vocabulary[order[len(path) - 1][path[-1]]]
-            assert drafts.head_p[row] == pytest.approx(float(head_p[len(path) - 1, order[len(path) - 1][path[-1]]]), rel=1e-4)
-            assert drafts.path_p[row] == pytest.approx(math.prod(drafts.head_p[r] for r in shape.path_to(row)[1:]), rel=1e-9)
+            own_p = float(head_p[len(path) - 1, order[len(path) - 1][path[-1]]])
+            assert drafts.head_p[row] == pytest.approx(own_p, rel=1e-4)
+            product = math.prod(drafts.head_p[r] for r in shape.path_to(row)[1:])
+            assert drafts.path_p[row] == pytest.approx(product, rel=1e-9)
             own = parent_logits[drafts.token[row]]
             assert seen.logit[row] == pytest.approx(float(own), abs=1e-4)
             assert seen.rank[row] == int((parent_logits > own).sum())
@@ -335,7 +340,8 @@ def test_every_number_of_a_look(draft_ids, dtype):
         if shape.is_parent[row]:
             for place, temperature in enumerate(TEMPERATURES):
                 p = (logits / temperature).softmax(-1)
-                assert seen.lse[row][place] == pytest.approx(float((logits / temperature).logsumexp(-1)), rel=1e-5, abs=1e-3)
+                lse = float((logits / temperature).logsumexp(-1))
+                assert seen.lse[row][place] == pytest.approx(lse, rel=1e-5, abs=1e-3)
                 assert seen.mean_logit[row][place] == pytest.approx(float((p * logits).sum()), abs=1e-3)
                 child = int(np.flatnonzero(shape.parent == row)[0])
                 if child:  # what pages derive from them: p and H, as softmax gives them
@@ -371,7 +377,7 @@ def test_ties_are_broken_as_greedy_decoding_breaks_them():
     run, shape = LiveRun(engine(of, random_drafter(of, heads=2))), dense([10, 2])
     position, text, tied = run.open(prompt(0), GREEDY), plain_greedy(of, prompt(0), 20), 0
     for _ in range(8):
-        look, tokens, after = greedy_step(run, position, shape)
+        look, _, after = greedy_step(run, position, shape)
         for row in range(shape.nodes + 1):
             ids = look.verification.top[row].ids
             logits = plain_logits(of, [*position.ids, *(look.drafts.token[r] for r in shape.path_to(row))])[-1]
@@ -433,7 +439,8 @@ def test_checking_does_not_disturb_the_run(exact):
     look = run.look(run.open(ids, GREEDY), dense([3, 2]), GREEDY)
     run.check_greedy(ids, text[:9])
     rows = greedy_rows(look)
-    position, _ = run.advance(look, rows, [look.drafts.token[row] for row in rows], look.verification.top[rows[-1]].ids[0])
+    tokens = [look.drafts.token[row] for row in rows]
+    position, _ = run.advance(look, rows, tokens, look.verification.top[rows[-1]].ids[0])
     assert_same(position, fresh_position(eng, position.ids))
 
 

@@ -46,7 +46,7 @@ def session():
     bare = run.look(position, from_paths([]), Acceptance())
     steps = [judged, replace(seen, index=1), Step(2, "A", 9, look.drafts, None, None, Timings(), estimate_ms=1500.0),
              Step(3, "A", 9, bare.drafts, bare.verification, None, bare.timings)]
-    texts = {token: text for token, text in enumerate(["<b>", "\u2028", "é", "日本", "\x00", '"\\', "</script>", "🙂", ""])}
+    texts = dict(enumerate(["<b>", "\u2028", "é", "日本", "\x00", '"\\', "</script>", "🙂", ""]))
     return Session("model", "heads", "CPU", "fp32", "a <prompt>\n\"q\"", prompt(0), ACCURACY, texts, {4: "bytes"},
                    [Branch("A", None, 0, steps), Branch("B", "A", 1, [judged])])
 
@@ -85,7 +85,8 @@ def test_a_round_trip_keeps_everything_to_the_promised_digits(session):
 def test_a_record_knows_its_shape_and_rows(session):
     judged, _, drawn, bare = session.branches[0].steps
     shape = judged.shape
-    assert shape.paths == from_paths(shape.paths[1:]).paths and (shape.depth == [len(path) for path in shape.paths]).all()
+    assert shape.paths == from_paths(shape.paths[1:]).paths
+    assert shape.depth.tolist() == [len(path) for path in shape.paths]
     assert judged.cache_rows == shape.nodes + 1 and judged.kept_rows == len(judged.verdict.committed)
     assert drawn.kept_rows == 0 and bare.shape.nodes == 0 and bare.verification.lse == {}
     assert judged.timings.total == pytest.approx(sum(filter(None, (judged.timings.propose, judged.timings.verify,
@@ -112,8 +113,8 @@ def test_a_newer_version_is_refused_in_one_line(session, version, words):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "3", "null", '"x"', "{}", "[" * 100_000, '{"versio": 1}', "\x00", "NaN",
-                                  "9" * 5000])
+@pytest.mark.parametrize("text", ["", "{", "[]", "3", "null", '"x"', "{}", "[" * 100_000, '{"versio": 1}', "\x00",
+                                  "NaN", "9" * 5000])
 def test_what_is_no_session_is_refused(text):
     with pytest.raises(RecordError, match="not a Medusa-Viz session"):
         records.from_json(text)
@@ -182,10 +183,13 @@ def test_forty_steps_of_63_nodes_stay_small():
         tokens = torch.randint(0, 1_000, (64,), generator=generator)
         # A thousand likely tokens stand for the vocabulary; their ids have as many digits.
         forward = Forward(torch.zeros(64, 1), 6 * torch.randn(64, 1_000, generator=generator) - 10)
-        ranks = torch.randint(0, 16_384, (4, 1_000), generator=generator), torch.arange(1_000)
-        step = Step(index, "A", 200 + index, observe.drafts(shape, Candidates(tokens, top), 0.123456789),
-                    observe.verification(shape, Candidates(tokens, top), forward, *ranks), None, Timings(*[1.23456789] * 4))
-        top = {row: replace(tops, ids=[30_000 + token for token in tops.ids]) for row, tops in step.verification.top.items()}
+        head_logits = torch.randn(4, 1_000, generator=generator)
+        candidates = Candidates(tokens, top)
+        step = Step(index, "A", 200 + index, observe.drafts(shape, candidates, 0.123456789),
+                    observe.verification(shape, candidates, forward, head_logits, torch.arange(1_000)), None,
+                    Timings(*[1.23456789] * 4))
+        top = {row: replace(tops, ids=[30_000 + token for token in tops.ids])
+               for row, tops in step.verification.top.items()}
         steps.append(replace(step, verdict=verdict_of(step), verification=replace(step.verification, top=top)))
     session = Session("m", "h", "CPU", "fp32", "prompt", [1] * 200, ACCURACY, texts, {}, [Branch("A", None, 0, steps)])
     size = len(records.to_json(session).encode())

@@ -6,10 +6,18 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from medusa_viz.decoding.tree import (MAX_RANK, MAX_TREE_DEPTH, MAX_TREE_TEXT, TreeError, dense, dense_nodes,
-                                      from_paths, parse_paths)
 from tiny import MC_SIM_7B_63
+
+from medusa_viz.decoding.tree import (
+    MAX_RANK,
+    MAX_TREE_DEPTH,
+    MAX_TREE_TEXT,
+    TreeError,
+    dense,
+    dense_nodes,
+    from_paths,
+    parse_paths,
+)
 
 ranks = st.integers(0, 4)
 paths = st.lists(st.lists(ranks, min_size=1, max_size=5).map(tuple), max_size=12)
@@ -58,6 +66,10 @@ def test_rows_in_finds_a_smaller_tree_inside_a_larger_one(some, more):
     assert [larger.paths[row] for row in rows] == list(smaller.paths)
     back = larger.rows_in(smaller)
     assert (back is not None) == (larger.nodes == smaller.nodes)
+    other = from_paths(more)
+    rows = other.rows_in(smaller)
+    assert (rows is not None) == (set(other.paths) <= set(smaller.paths))
+    assert rows is None or [smaller.paths[row] for row in rows] == list(other.paths)
 
 
 @given(paths, st.integers(0, 6))
@@ -72,7 +84,7 @@ def test_dense_is_the_product_of_the_first_ranks(top_s):
     widths = top_s[: top_s.index(0)] if 0 in top_s else top_s
     leaves = [()]
     for s in widths:
-        leaves = [path + (rank,) for path in leaves for rank in range(s)]
+        leaves = [(*path, rank) for path in leaves for rank in range(s)]
     shape, same = dense(top_s), from_paths(leaves)
     for name in ("parent", "rank", "depth"):
         assert (getattr(shape, name) == getattr(same, name)).all()
@@ -190,5 +202,5 @@ def test_json_and_python_spellings_read_the_same():
     rng = random.Random(0)
     for _ in range(50):
         tree = [[rng.randrange(5) for _ in range(rng.randint(1, 4))] for _ in range(rng.randint(1, 8))]
-        spelled = [str(tree), str([tuple(path) for path in tree]), str(tuple(map(tuple, tree))), str(tree).replace(" ", "")]
+        spelled = [str(tree), str(list(map(tuple, tree))), str(tuple(map(tuple, tree))), str(tree).replace(" ", "")]
         assert len({parse_paths(text)[0].fingerprint for text in spelled}) == 1

@@ -47,7 +47,7 @@ def held():
 
 
 def test_owners_take_turns_and_each_is_served_in_order(held):
-    futures = [held.add("a", f"a{i}") for i in range(4)] + [held.add("b", f"b{i}") for i in range(2)] + [held.add("c", "c0")]
+    futures = [held.add(label[0], label) for label in ("a0", "a1", "a2", "a3", "b0", "b1", "c0")]
     assert held.go(*futures) == ["a0", "b0", "c0", "a1", "b1", "a2", "a3"]
 
 
@@ -69,7 +69,8 @@ def test_one_job_runs_at_a_time_and_on_one_thread(held):
 
     futures, submitters = [], []
     for owner in "abcd":
-        thread = threading.Thread(target=lambda owner=owner: futures.extend(held.worker.submit(owner, job) for _ in range(20)))
+        thread = threading.Thread(
+            target=lambda owner=owner: futures.extend(held.worker.submit(owner, job) for _ in range(20)))
         submitters.append(thread)
         thread.start()
     for thread in submitters:

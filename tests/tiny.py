@@ -14,7 +14,7 @@ from medusa_viz.models.device import Placement
 from medusa_viz.models.heads import Drafter, MedusaHeads
 
 # Medusa's preset mc_sim_7b_63 as its file lists it, one path per word.
-MC_SIM_7B_63 = [[int(rank) for rank in word] for word in (
+MC_SIM_7B_63 = [[int(rank) for rank in word] for word in (  # noqa: SIM905
     "0 00 1 01 2 000 10 02 3 03 4 04 20 05 001 5 06 6 07 010 11 7 08 002 30 09 8 9 100 020 12 003 40 21 004 005 0000 "
     "011 006 030 50 13 007 008 009 60 040 14 70 012 200 31 22 80 050 15 101 021 90 060 0001 16 070").split()]
 torch.set_num_threads(1)  # these models are too small to share out, least of all on shared cores
@@ -75,8 +75,8 @@ def prompt(seed: int, length: int = 6, vocab: int = VOCAB) -> list[int]:
     return [rng.randrange(vocab) for _ in range(length)]
 
 
-def random_drafter(of: Backbone, heads: int = 3, seed: int = 0, own: bool = False, draft_ids: Sequence[int] | None = None,
-                   layers: int = 1) -> Drafter:
+def random_drafter(of: Backbone, heads: int = 3, seed: int = 0, own: bool = False,
+                   draft_ids: Sequence[int] | None = None, layers: int = 1) -> Drafter:
     """Random heads: with a shared or own output matrix, over the whole or a draft vocabulary."""
     generator = torch.Generator().manual_seed(seed)
     ids = None if draft_ids is None else torch.tensor(draft_ids)
@@ -110,7 +110,8 @@ def oracle_drafter(of: Backbone, ids: Sequence[int], text: Sequence[int], heads:
 
 
 def random_shape(rng: random.Random, heads: int = 3, width: int = 3, paths: int = 6) -> TreeShape:
-    return from_paths([[rng.randrange(width) for _ in range(rng.randint(1, heads))] for _ in range(rng.randint(0, paths))])
+    return from_paths([[rng.randrange(width) for _ in range(rng.randint(1, heads))]
+                       for _ in range(rng.randint(0, paths))])
 
 
 @torch.no_grad()

@@ -23,7 +23,7 @@ TOP_K = 100
 TOP_P = 0.95
 LEAST_ROWS = 8  # products of fewer rows take other kernels, which round otherwise; idle rows fill up
 
-TRUNCATION = f"drawn from the likeliest {TOP_K} tokens, cut to the smallest set that holds {TOP_P:g} of their probability"
+TRUNCATION = f"drawn from the smallest set that holds {TOP_P:g} of the probability of the {TOP_K} likeliest tokens"
 
 
 @dataclass(frozen=True)

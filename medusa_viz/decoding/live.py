@@ -81,9 +81,8 @@ class LiveRun:
         marks.append(perf_counter())
         decoder.accept(forward, state, plan, candidates, settings)
         marks.append(perf_counter())
-        ranks = observe.rank_tables(engine.drafter, position.hidden, engine.backbone.vocab_size)
         look = Look(position, shape, observe.drafts(shape, candidates, position.root_p),
-                    observe.verification(shape, candidates, forward, *ranks),
+                    observe.verification(shape, candidates, forward, candidates.top.logits, engine.drafter.draft_row),
                     Timings(*((b - a) * 1e3 for a, b in zip(marks, marks[1:]))))
         self._look, self._forward = look, forward
         return look

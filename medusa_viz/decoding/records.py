@@ -244,10 +244,12 @@ def _check_rows(step: Step) -> None:
         raise ValueError("rows are not ordered by depth, or a rank is below 0")
     if any(len(top.ids) != len(top.p) for top in [*drafts.heads, *(seen.top.values() if seen else ())]):
         raise ValueError("tokens and probabilities differ in number")
-    if seen and not (seen.top.keys() == seen.next_rank.keys() == set(range(rows))
-                     and seen.lse.keys() == seen.mean_logit.keys() == parents
-                     and all(len(table) == len(TEMPERATURES) for table in [*seen.lse.values(), *seen.mean_logit.values()])):
+    if seen and not seen.top.keys() == seen.next_rank.keys() == set(range(rows)):
         raise ValueError("not every row was seen")
+    if seen and not seen.lse.keys() == seen.mean_logit.keys() == parents:
+        raise ValueError("not every parent was seen")
+    if seen and any(len(table) != len(TEMPERATURES) for table in [*seen.lse.values(), *seen.mean_logit.values()]):
+        raise ValueError("a table does not hold every temperature")
     if verdict and not all(0 <= row < rows for row in verdict.accepted):
         raise ValueError("an accepted row is not in the tree")
 

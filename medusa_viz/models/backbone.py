@@ -55,8 +55,8 @@ class Backbone:
         if self.lm_head is None or self._cache_argument is None:
             raise BackboneError(f"{type(model).__name__} is no causal language model with a key-value cache.")
         if "position_ids" not in parameters:
-            raise BackboneError(f"{type(model).__name__} takes no position ids, without which siblings of a tree cannot "
-                                "share a position.")
+            raise BackboneError(f"{type(model).__name__} takes no position ids, without which siblings of a tree "
+                                "cannot share a position.")
         self._can_slice = "logits_to_keep" in parameters
         weight = self.lm_head.weight  # read once: a packed one is unpacked for it
         self.device = weight.device
@@ -153,7 +153,7 @@ class Backbone:
         return mask
 
     def check_trees(self) -> None:
-        """Refuse, before the first token, a model whose logits under a tree mask differ from its own plain forward's."""
+        """Refuse, before the first token, a model whose logits under a tree mask differ from its plain forward's."""
         # Root with two children, the second of which has a child: siblings, depth and the prefix all count.
         ids = [token % self.vocab_size for token in (11, 7, 5, 3, 2, 13)]
         prefix, root, left, right, below = ids[:2], ids[2], ids[3], ids[4], ids[5]

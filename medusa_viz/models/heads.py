@@ -57,10 +57,12 @@ class MedusaHeads(nn.Module):
 
 @dataclass(frozen=True)
 class DraftTokens:
-    """The best tokens of each head, best first: ids and p (at temperature 1) are [K, width]."""
+    """The best tokens of each head, best first: ids and p (at temperature 1) are [K, width]. `logits` [K, V'] are
+    all that the heads said, over their drafting rows."""
 
     ids: Tensor
     p: Tensor
+    logits: Tensor | None = None
 
 
 class Drafter:
@@ -71,17 +73,19 @@ class Drafter:
         weight = lm_head.weight
         self.module = heads.to(weight.device, weight.dtype).requires_grad_(False)
         self.heads, self.draft_ids = heads.heads, heads.draft_ids
-        ids = slice(None) if self.draft_ids is None else self.draft_ids
-        bias = getattr(lm_head, "bias", None)
+        ids, bias = self.draft_ids, getattr(lm_head, "bias", None)
         self._own = self._shared = None
         if heads.output is not None:
             self._own = [linear_like(lm_head, matrix) for matrix in heads.output]
-        elif self.draft_ids is None:
+        elif ids is None:
             self._shared = lm_head
         else:
             self._shared = linear_like(lm_head, weight[ids], None if bias is None else bias[ids])
-        self.choices = weight[ids].shape[0] if heads.output is None else heads.output.shape[1]
+        self.choices = heads.output.shape[1] if heads.output is not None else len(weight) if ids is None else len(ids)
         """Tokens a head can draft: the size of its vocabulary."""
+        self.draft_row = torch.full((len(weight),), -1, device=weight.device)
+        """int64 [V]: the drafting row of a vocabulary id, or -1."""
+        self.draft_row[slice(self.choices) if ids is None else ids] = torch.arange(self.choices, device=weight.device)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [rows, d] -> [K, rows, V'], V' the draft vocabulary."""
@@ -92,8 +96,11 @@ class Drafter:
 
     @torch.inference_mode()
     def top(self, hidden: Tensor, width: int, with_p: bool = False) -> DraftTokens:
-        """The `width` best tokens of every head at one hidden state [1, d]; p only where asked for, else empty."""
+        """The `width` best tokens of every head at one hidden state [1, d]; p and logits only where asked for."""
         logits = self.logits(hidden)[:, 0]
         best = logits.topk(min(width, self.choices), dim=-1)
-        p = (best.values.float() - logits.float().logsumexp(-1, keepdim=True)).exp() if with_p else best.values[:, :0]
-        return DraftTokens(best.indices if self.draft_ids is None else self.draft_ids[best.indices], p)
+        ids = best.indices if self.draft_ids is None else self.draft_ids[best.indices]
+        if not with_p:
+            return DraftTokens(ids, best.values[:, :0])
+        logits = logits.float()
+        return DraftTokens(ids, (best.values.float() - logits.logsumexp(-1, keepdim=True)).exp(), logits)

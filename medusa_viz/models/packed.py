@@ -104,9 +104,10 @@ class PackedLinear(nn.Module):
 
 @dataclass(frozen=True)
 class Trial:
-    """Packed against plain on the same linears: time of F.linear / time packed, at 1 row and at 8."""
+    """Packed against plain on the same linears."""
 
     gains: tuple[float, float]
+    """Time of F.linear / time packed, at 1 row and at 8."""
     error: float
     """Largest difference, as a share of the largest result."""
 
@@ -119,7 +120,7 @@ class Trial:
         return " and ".join(f"{gain:.1f}x at {rows} row{'s' * (rows > 1)}" for gain, rows in zip(self.gains, TRIAL_ROWS))
 
 
-@torch.inference_mode()
+@torch.no_grad()  # no inference mode: should plain linears be put back, they must be ordinary tensors
 def pack(model: nn.Module, probe: Callable[[], Tensor]) -> str:
     """Replace the model's fp32 linears by packed ones if they are right and faster here; says which, in a few words.
 
@@ -127,12 +128,12 @@ def pack(model: nn.Module, probe: Callable[[], Tensor]) -> str:
     """
     linears = [module for module in model.modules() if can_pack(module)]
     if not linears:
-        return "plain (no fp32 linears on a CPU)"
+        return "plain (packing is for fp32 on a CPU)"
     if not has_operators():
         return "plain (this torch has no packed oneDNN linears)"
     try:
         trial = measure(linears)
-        if trial.error > TOLERANCE:
+        if not trial.error <= TOLERANCE:
             return f"plain (packed oneDNN differs by {trial.error:.0e})"
         if not trial.faster:
             return f"plain (packed oneDNN is no faster here: {trial})"
@@ -157,8 +158,9 @@ def has_operators() -> bool:
 
 
 def can_pack(module: nn.Module) -> bool:
-    """A plain fp32 linear on the CPU: no subclass (quantised, adapted), which may compute something else."""
-    return type(module) is nn.Linear and module.weight.dtype == torch.float32 and module.weight.device.type == "cpu"
+    """A plain fp32 linear on the CPU: no subclass (quantised, adapted) and no hook, which may compute something else."""
+    return (type(module) is nn.Linear and module.weight.dtype == torch.float32 and module.weight.device.type == "cpu"
+            and not (module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module)))
 
 
 def linear_like(module: nn.Module, weight: Tensor, bias: Tensor | None = None) -> Callable[[Tensor], Tensor]:
@@ -168,47 +170,47 @@ def linear_like(module: nn.Module, weight: Tensor, bias: Tensor | None = None) -
 
 def replace_linears(model: nn.Module) -> None:
     """Put packed linears in place of all that can be packed, those that share an input as one product."""
-    kept_anyway = _shared_weights(model)
+    kept = _shared_weights(model)
     for parent in list(model.modules()):
         for names in FUSED_NAMES:
             group = [getattr(parent, name, None) for name in names]
-            if _fits_together(group) and not any(id(linear.weight) in kept_anyway for linear in group):
+            if _fits_together(group) and not any(id(linear.weight) in kept for linear in group):
                 shared = SharedProduct(group)
                 for place, (name, linear) in enumerate(zip(names, group)):
                     setattr(parent, name, PackedLinear(linear, partial(shared.part, place), partial(shared.dense, place)))
         for name, child in list(parent.named_children()):
             if can_pack(child):
-                packed, tied = PackedWeight(child.weight, child.bias), id(child.weight) in kept_anyway
-                setattr(parent, name, PackedLinear(child, packed, partial(Tensor.detach, child.weight) if tied else packed.dense))
+                packed = PackedWeight(child.weight, child.bias)
+                dense = (lambda plain=child.weight: plain) if id(child.weight) in kept else packed.dense
+                setattr(parent, name, PackedLinear(child, packed, dense))
 
 
 def restore_linears(model: nn.Module) -> None:
-    """Put plain linears back in place of packed ones."""
+    """Put plain linears back in place of packed ones, tied where they were."""
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if isinstance(child, PackedLinear):
-                linear = nn.Linear(child.in_features, child.out_features, bias=False, device="meta")
-                linear.weight = nn.Parameter(child.weight, requires_grad=False)
+                linear = nn.Linear(child.in_features, child.out_features, bias=False, device="meta").train(child.training)
+                weight = child.weight
+                linear.weight = weight if isinstance(weight, nn.Parameter) else nn.Parameter(weight, requires_grad=False)
                 linear.bias = child.bias
-                setattr(parent, name, linear.train(child.training))
+                setattr(parent, name, linear)
 
 
 def measure(linears: Iterable[nn.Linear]) -> Trial:
     """Pack some of the linears aside, compare one with F.linear, and time both kinds side by side."""
     some = list(_up_to(TRIAL_BYTES, linears))
     packed = [PackedWeight(linear.weight, linear.bias) for linear in some]
-    widths = {linear.in_features for linear in some}
-    gains, error = [], 0.0
+    gains, errors = [], []
     for rows in TRIAL_ROWS:
-        inputs = {width: torch.linspace(-1, 1, rows * width).view(rows, width) for width in widths}
-        expected = F.linear(inputs[some[0].in_features], some[0].weight, some[0].bias)
-        error = max(error, relative_error(packed[0](inputs[some[0].in_features]), expected))
-        seconds = [(_seconds(lambda: [F.linear(inputs[l.in_features], l.weight, l.bias) for l in some]),
-                    _seconds(lambda: [product(inputs[product.in_features]) for product in packed]))
-                   for _ in range(TRIAL_ROUNDS)]
+        inputs = {width: torch.linspace(-1, 1, rows * width).view(rows, width) for width in {p.in_features for p in packed}}
+        feeds = [inputs[product.in_features] for product in packed]
+        errors.append(relative_error(packed[0](feeds[0]), F.linear(feeds[0], some[0].weight, some[0].bias)))
+        seconds = [(_seconds(lambda: [F.linear(x, linear.weight, linear.bias) for x, linear in zip(feeds, some)]),
+                    _seconds(lambda: [product(x) for x, product in zip(feeds, packed)])) for _ in range(TRIAL_ROUNDS)]
         plain_s, packed_s = map(min, zip(*seconds))  # whatever else runs here only ever adds
         gains.append(plain_s / packed_s)
-    return Trial((gains[0], gains[1]), error)
+    return Trial((gains[0], gains[1]), float(torch.tensor(errors).max()))  # not a number if one of them is none
 
 
 def relative_error(seen: Tensor, expected: Tensor) -> float:

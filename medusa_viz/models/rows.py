@@ -15,7 +15,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.cache_utils import Cache, CacheLayerMixin
 from transformers.masking_utils import eager_mask
 
-from medusa_viz.models.backbone import Backbone, BackboneError, _input_of
+from medusa_viz.models.backbone import Backbone, BackboneError
 from medusa_viz.models.cache import TreeCache
 
 GROUPED = "medusa_viz_grouped"

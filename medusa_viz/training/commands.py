@@ -49,8 +49,7 @@ def run(args: argparse.Namespace) -> int:
     from medusa_viz.training.trainer import TrainingError
 
     try:
-        _train(args, TrainSettings(**{field.name: getattr(args, field.name)
-                                      for field in dataclasses.fields(TrainSettings)}))
+        _train(args, _settings(args))
     except (SettingsError, BackboneError, DeviceError, ModelUnavailable, DataError, TrainingError) as error:
         print(error, file=sys.stderr)
         return 1
@@ -71,7 +70,7 @@ def _train(args: argparse.Namespace, settings: TrainSettings) -> None:
     title = preset.title if preset else str(args.model)
     tokenizer = AutoTokenizer.from_pretrained(source)
     bars = _Bars()
-    job = recipe.Job(backbone.load(source, placement, title), title, replies, data.byte_token_ids(tokenizer), settings,
+    job = recipe.Job(backbone.load(source, placement, title, packed=False), title, replies, data.byte_token_ids(tokenizer), settings,
                      args.out, args.cache or cache_root() / "training", args.whole_text, command_line(args), tqdm.write,
                      bars)
     try:
@@ -86,10 +85,13 @@ def command_line(args: argparse.Namespace) -> str:
     words = ["python", "-m", "medusa_viz", "train", "--recipe", args.recipe, "--model", args.model, "--data",
              *(path.name for path in args.data), "--out", args.out.name]
     words += ["--whole-text"] * args.whole_text
-    for field in dataclasses.fields(TrainSettings):
-        if not field.name.endswith("_every"):  # those change nothing about the heads
-            words += [f"--{field.name.replace('_', '-')}", str(getattr(args, field.name))]
+    for name, value in _settings(args).decisive.items():
+        words += [f"--{name.replace('_', '-')}", str(value)]
     return shlex.join(words)
+
+
+def _settings(args: argparse.Namespace) -> TrainSettings:
+    return TrainSettings(**{field.name: getattr(args, field.name) for field in dataclasses.fields(TrainSettings)})
 
 
 def _tell(phase: str, fraction: float | None, detail: str) -> None:

@@ -12,7 +12,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 from medusa_viz.models.presets import DEFAULT_PRESET, PRESETS
-from medusa_viz.training.distil import DistilSettings
+from medusa_viz.training.distil_settings import DistilSettings
 
 if TYPE_CHECKING:
     from medusa_viz.models.backbone import Backbone
@@ -27,19 +27,19 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
     """Add `distill` to the command line; its `run` is in the parsed arguments."""
     parser = commands.add_parser(
         "distill", help="let the model write training data for its heads",
-        description="The model replies to prompts, and the replies are stored as token ids for `train` and `calibrate`. "
-                    "A run that was stopped (Ctrl-C) goes on with --resume.",
+        description="The model replies to prompts, and the replies are stored as token ids for `train` and "
+                    "`calibrate`. A run that was stopped (Ctrl-C) goes on with --resume.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--model", default=DEFAULT_PRESET.name, help="preset, folder or hub id of the backbone")
     prompts = parser.add_mutually_exclusive_group()
-    prompts.add_argument("--prompts", type=Path, metavar="FILE", help="JSON lines with prompt, kind and split, or a text "
-                         "file with one prompt a line; None: the prompts that ship with the project")
+    prompts.add_argument("--prompts", type=Path, metavar="FILE", help="JSON lines with prompt, kind and split, or a "
+                         "text file with one prompt a line; None: the prompts that ship with the project")
     prompts.add_argument("--synthesise", action="store_true", help="let the model write the prompts too")
     parser.add_argument("--split", choices=("all", "train", "held_out"), default="all", help="which prompts to take")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE.npz", help="token file to write")
     parser.add_argument("--resume", action="store_true", help="go on with the unfinished run beside --out")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:1")
-    parser.add_argument("--dtype", default="fp32", help="fp32, bf16 or fp16; anything but fp32 rounds what the model says")
+    parser.add_argument("--dtype", default="fp32", help="fp32, bf16 or fp16; only fp32 writes what the fp32 model says")
     for field in fields(DistilSettings):
         parser.add_argument(f"--{field.name.replace('_', '-')}", type=type(field.default), default=field.default,
                             choices=field.metadata["choices"], help=field.metadata["help"])
@@ -57,7 +57,8 @@ def run(args: argparse.Namespace) -> int:
     source = _source(args, settings, backbone, codec)
     from medusa_viz.training.written import PartFile
 
-    part = PartFile(args.out.with_name(args.out.name + ".texts.jsonl"), _identity(backbone, source, settings), args.resume)
+    part = PartFile(args.out.with_name(args.out.name + ".texts.jsonl"), _identity(backbone, source, settings),
+                    args.resume)
     try:
         shelf, speed = _write(backbone, source, settings, part)
     except KeyboardInterrupt:
@@ -79,7 +80,7 @@ def _load(args: argparse.Namespace) -> tuple[Backbone, TextCodec]:
 
     placement = device.choose(args.device, args.dtype)
     preset = PRESETS.get(args.model)
-    report = lambda phase, fraction, detail: print(f"{phase}: {detail}", file=sys.stderr)  # noqa: E731
+    report = lambda phase, fraction, detail: print(f"{phase}: {detail}", file=sys.stderr)
     source = ensure_model(preset, report) if preset else args.model
     loaded = backbone.load(source, placement, preset.title if preset else str(args.model))
     return loaded, TextCodec(AutoTokenizer.from_pretrained(source))
@@ -97,12 +98,13 @@ def _source(args: argparse.Namespace, settings: DistilSettings, backbone: Backbo
 
 
 def _identity(backbone: Backbone, source: Source, settings: DistilSettings) -> dict:
-    """What a resumed run must have in common with the one that it goes on with. `rows` may change: it does not touch
-    the texts."""
+    """What a resumed run must have in common with the one that it goes on with. `tokens` and `rows` touch no text:
+    a run may be resumed with more or fewer of them."""
     from medusa_viz.training.hidden import model_fingerprint
 
     return {"model": model_fingerprint(backbone.model), "dtype": backbone.placement.dtype_name, "source": source.name,
-            "prompts": source.digest, **{name: value for name, value in asdict(settings).items() if name != "rows"}}
+            "prompts": source.digest, **{name: value for name, value in asdict(settings).items()
+                                         if name not in ("tokens", "rows")}}
 
 
 def _write(backbone: Backbone, source: Source, settings: DistilSettings, part: PartFile) -> tuple[Shelf, dict]:

@@ -46,6 +46,11 @@ class TrainSettings(Checked):
     log_every: int = setting(20, "optimiser steps between log lines", 1, 100_000, 1)
     checkpoint_every: int = setting(500, "optimiser steps between checkpoints", 1, 1_000_000, 1)
 
+    @property
+    def decisive(self) -> dict[str, int | float]:
+        """The settings that the finished heads depend on."""
+        return {name: value for name, value in asdict(self).items() if not name.endswith("_every")}
+
 
 @dataclass(frozen=True, eq=False)
 class Material:
@@ -136,7 +141,7 @@ class Trainer:
     def save_checkpoint(self) -> None:
         """Heads, optimiser and step, replaced in one move."""
         part = self.folder / (CHECKPOINT_NAME + ".part")
-        torch.save({"step": self.step, "seconds": self.seconds, "settings": asdict(self.settings),
+        torch.save({"step": self.step, "seconds": self.seconds, "settings": self.settings.decisive,
                     "material": self.material.fingerprint, "module": self.module.state_dict(),
                     "optimizer": self.optimizer.state_dict()}, part)
         os.replace(part, self.folder / CHECKPOINT_NAME)
@@ -147,7 +152,7 @@ class Trainer:
         if not path.is_file():
             return False
         saved = torch.load(path, map_location=self.device, weights_only=True)
-        changed = [name for name, value in asdict(self.settings).items() if saved["settings"].get(name) != value]
+        changed = [name for name, value in self.settings.decisive.items() if saved["settings"].get(name) != value]
         if saved["material"] != self.material.fingerprint:
             changed.append("the data or the model")
         if changed:

@@ -43,8 +43,8 @@ class PartFile:
             raise DataError(f"{self.path} is no part file of a run ({error}); delete it.") from error
         changed = [name for name in run | first if run.get(name) != first.get(name)]
         if changed:
-            raise DataError(f"{self.path} belongs to a run with other settings ({', '.join(changed)}); repeat those, or "
-                            "delete it.")
+            raise DataError(f"{self.path} belongs to a run with other settings ({', '.join(changed)}); repeat those, "
+                            "or delete it.")
         self.texts = {text.number: text for text in texts}
 
     def add(self, text: Written) -> None:

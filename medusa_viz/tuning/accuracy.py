@@ -58,7 +58,7 @@ def rank_replies(backbone: Backbone, drafter: Drafter, replies: Sequences,
     place_of = _draft_places(drafter, backbone.vocab_size)
     done = 0
     for batch in _batches(np.diff(replies.offsets)):
-        texts = [torch.from_numpy(replies.ids[replies.offsets[i] : replies.offsets[i + 1]].astype(np.int64)) for i in batch]
+        texts = [_text(replies, i) for i in batch]
         for i, ids, hidden in zip(batch, texts, forced_states(backbone, texts)):
             drafting = hidden[starts[i] - 1 : starts[i] - 1 + lengths[i]]
             targets = _targets(place_of[ids], int(starts[i]), int(lengths[i]), drafter.heads)
@@ -66,6 +66,10 @@ def rank_replies(backbone: Backbone, drafter: Drafter, replies: Sequences,
             done += int(lengths[i])
         progress(done, len(ranks))
     return RankTable(ranks, lengths)
+
+
+def _text(replies: Sequences, i: int) -> Tensor:
+    return torch.from_numpy(replies.ids[replies.offsets[i] : replies.offsets[i + 1]].astype(np.int64))
 
 
 def forced_states(backbone: Backbone, texts: Sequence[Tensor]) -> Iterator[Tensor]:

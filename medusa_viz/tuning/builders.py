@@ -25,7 +25,7 @@ def sparse(accuracy: Accuracy, budget: int, top_s: Sequence[int] | None = None) 
     order = [sorted(range(s), key=lambda rank: (-row[rank], rank)) for s, row in zip(walls, accuracy)]
 
     def entry(parent: Path, value: float, place: int) -> tuple:
-        rank = order[len(parent)][place]
+        rank = order[len(parent)][place] if value else place  # below a node worth nothing all are equal
         path = parent + (rank,)
         return (-value * accuracy[len(parent)][rank], len(path), path, parent, value, place)
 
@@ -59,14 +59,17 @@ def expected_tokens_per_step(shape: TreeShape, accuracy: Accuracy) -> float:
 
 
 def build(spec: str, heads: int, accuracy: Accuracy) -> TreeShape:
-    """Tree from a short spec: `plain`, `chain`, `chain:3`, `dense:3,2,1` or `sparse:16`. Raises TreeError."""
+    """Tree from a short spec: `plain`, `chain`, `chain:3`, `dense:3,2,1`, `sparse:16` or, within walls of top-s,
+    `sparse:16@4,3,2,2`. Raises TreeError."""
     kind, _, argument = spec.partition(":")
+    argument, _, within = argument.partition("@")
     try:
         numbers = [int(part) for part in argument.split(",")] if argument else []
+        walls = [int(part) for part in within.split(",")] if within else None
     except ValueError:
         raise TreeError(f"'{spec}' is no tree: after the colon stand whole numbers, as in dense:3,2,1.") from None
-    if any(number < 0 for number in numbers):
-        raise TreeError(f"'{spec}' is no tree: numbers count from 0 up.")
+    if any(number < 0 for number in [*numbers, *(walls or ())]) or (walls and kind != "sparse"):
+        raise TreeError(f"'{spec}' is no tree: numbers count from 0 up, and only sparse takes walls after @.")
     if kind == "plain" and not numbers:
         return dense([])
     if kind == "chain" and len(numbers) <= 1:
@@ -80,7 +83,7 @@ def build(spec: str, heads: int, accuracy: Accuracy) -> TreeShape:
         if numbers[0] and not accuracy:
             raise TreeError(f"The tree {spec} needs the heads' accuracies, and their file holds none; "
                             "name another one, such as chain or dense:3,2,1.")
-        return sparse(accuracy[:heads], numbers[0])
+        return sparse(accuracy[:heads], numbers[0], walls)
     raise TreeError(f"'{spec}' is no tree: use plain, chain:3, dense:3,2,1, sparse:16 or a JSON file of paths.")
 
 

@@ -16,6 +16,7 @@ from medusa_viz.figures.texts import Texts, table
 from medusa_viz.ui.host import Sessions
 
 ASSETS = Path(__file__).resolve().parents[2] / "assets"
+STYLES = (ASSETS / "explorer.css", ASSETS / "screens.css")
 PLOTLY = Path(plotly.__file__).parent / "package_data" / "plotly.min.js"
 EXAMPLES = ASSETS / "prompts" / "examples.json"
 MAX_THREADS = 40
@@ -24,7 +25,8 @@ MAX_THREADS = 40
 ON_LOAD = """
 const setup = JSON.parse(props.value);
 const files = (window.gradio_config?.root ?? '') + '/gradio_api/file=';
-const token = Array.from(crypto.getRandomValues(new Uint8Array(16)), (byte) => byte.toString(16).padStart(2, '0')).join('');
+const bytes = crypto.getRandomValues(new Uint8Array(16));
+const token = Array.from(bytes, (byte) => byte.toString(16).padStart(2, '0')).join('');
 const act = (action, payload) => server.act({ token, action, payload });
 trigger('hello', { token });
 import(files + setup.script).then(({ mount }) => mount(element.querySelector('.mv-page'), {
@@ -37,16 +39,17 @@ import(files + setup.script).then(({ mount }) => mount(element.querySelector('.m
 FRAME_CSS = """
 .gradio-container { padding: 0 !important; max-width: none !important; background: none !important;
   overflow: visible !important; }
-.gradio-container > .main, .gradio-container .wrap, .gradio-container .column { padding: 0 !important; gap: 0 !important; }
-.gradio-container .block, .gradio-container .html-container { padding: 0 !important; overflow: visible !important; }
+.gradio-container > .main, .gradio-container .wrap, .gradio-container .column {
+  padding: 0 !important; gap: 0 !important; }
+.gradio-container .block, .gradio-container .html-container {
+  padding: 0 !important; overflow: visible !important; }
 .gradio-container footer { display: none !important; }
 """
 
 
 def build(sessions: Sessions, lang: str = "en") -> gr.Blocks:
     """The page as Gradio Blocks. Sessions are made by the first call of a page and closed with its tab."""
-    scripts = sorted(ASSETS.glob("*.js"))
-    gr.set_static_paths([*scripts, ASSETS / "explorer.css", PLOTLY])
+    gr.set_static_paths([*sorted(ASSETS.glob("*.js")), *STYLES, PLOTLY])
     tokens: dict[str, str] = {}
 
     def act(message: dict) -> str:
@@ -83,9 +86,9 @@ def launch(demo: gr.Blocks, host: str, port: int, *, block: bool = True) -> str:
 
 
 def _head() -> str:
-    """Loaded before the page's script: Plotly as pip shipped it, and our style sheet."""
-    return (f'<script src="/gradio_api/file={PLOTLY}"></script>'
-            f'<link rel="stylesheet" href="/gradio_api/file={ASSETS / "explorer.css"}">')
+    """Loaded before the page's script: Plotly as pip shipped it, and our style sheets."""
+    styles = "".join(f'<link rel="stylesheet" href="/gradio_api/file={path}">' for path in STYLES)
+    return f'<script src="/gradio_api/file={PLOTLY}"></script>{styles}'
 
 
 def _setup(lang: str) -> str:

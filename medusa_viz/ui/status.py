@@ -6,6 +6,7 @@ from medusa_viz.decoding.records import Step
 from medusa_viz.figures import numbers, tokens
 from medusa_viz.figures.palette import source
 from medusa_viz.figures.texts import Texts
+from medusa_viz.ui.command import command
 from medusa_viz.ui.snapshot import Snapshot
 
 PHASES = ("propose", "verify", "accept", "commit")
@@ -35,6 +36,7 @@ def run(snapshot: Snapshot, step: Step | None, t: Texts) -> dict:
         "finished": finished, "finished_text": t(f"view.finished.{finished}") if finished else "",
         "pending": snapshot.pending, "changed": snapshot.changed, "step_label": _step_label(snapshot, step, t),
         "verify": _verify_label(step, t), "can": _can(snapshot), "branch": snapshot.branch,
+        "command": command(snapshot),
         "branches": [{"name": tab.name, "steps": tab.steps, "fork": tab.fork} for tab in snapshot.branches],
     }
 

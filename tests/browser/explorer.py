@@ -85,7 +85,13 @@ class Explorer:
 
     def shapes(self, figure: str) -> int:
         """How many marks (rings, halos, frames) the selection put into a figure."""
-        return self.page.evaluate("(id) => (document.querySelector(`#${id} .js-plotly-plot`).layout.shapes ?? []).length", figure)
+        return self.page.evaluate(
+            "(id) => (document.querySelector(`#${id} .js-plotly-plot`).layout.shapes ?? []).length", figure)
+
+    def emit(self, figure: str, point: dict) -> None:
+        """A click that Plotly reports, without pixels."""
+        plot = self.page.locator(f"#{figure} .js-plotly-plot")
+        plot.evaluate("(plot, point) => plot.emit('plotly_click', {points: [point]})", point)
 
     def text(self) -> str:
         """The committed text as its chips spell it."""

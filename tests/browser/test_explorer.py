@@ -34,7 +34,8 @@ def test_it_opens_on_a_recording_that_can_be_looked_at(open_page):
 
 
 def test_everything_fits_the_window_and_nothing_moves_between_steps(explorer):
-    boxes = {name: explorer.at(name).bounding_box() for name in ("#tree", "#mask", "#cache", "#merits", "#step-slider", "#phase")}
+    names = ("#tree", "#mask", "#cache", "#merits", "#step-slider", "#phase")
+    boxes = {name: explorer.at(name).bounding_box() for name in names}
     for _ in range(2):
         explorer.step()
     assert {name: explorer.at(name).bounding_box() for name in boxes} == boxes
@@ -127,7 +128,8 @@ def test_presets_and_a_tree_too_large_to_verify_at_once(explorer):
     presets = explorer.at("#presets option").all_text_contents()
     explorer.act(lambda: explorer.page.select_option("#presets", label=presets[1]))
     explorer.wait("nodes", 8)
-    explorer.act(lambda: explorer.page.select_option("#presets", label=next(text for text in presets if "4,680" in text)))
+    full = next(text for text in presets if "4,680" in text)
+    explorer.act(lambda: explorer.page.select_option("#presets", label=full))
     explorer.wait("nodes", 4680)
     expect(explorer.at("#verify")).to_contain_text("4,680")
     expect(explorer.at("#headline")).to_contain_text("not verified")
@@ -139,8 +141,7 @@ def test_a_fold_opens_and_closes(explorer):
     explorer.set("tree-size", 96)
     drawn = "document.querySelector('#tree .js-plotly-plot').data.find((trace) => trace.name === 'nodes').customdata"
     folded = explorer.page.evaluate(f"{drawn}.find((place) => String(place).startsWith('fold:'))")
-    explorer.act(lambda: explorer.page.evaluate(
-        "(place) => document.querySelector('#tree .js-plotly-plot').emit('plotly_click', {points: [{customdata: place}]})", folded))
+    explorer.act(lambda: explorer.emit("tree", {"customdata": folded}))
     assert folded not in explorer.page.evaluate(drawn)
     explorer.act(lambda: explorer.at("#tree [role=tree]").press("Escape"))
     assert folded in explorer.page.evaluate(drawn)
@@ -206,8 +207,9 @@ def test_keys_move_over_detents_and_through_the_tree(explorer):
     explorer.act(lambda: explorer.at("#tree-size input[type=range]").press("ArrowRight"))
     explorer.wait("nodes", 24)
     tree = explorer.at("#tree [role=tree]")
-    for key, path in (("ArrowRight", "0"), ("ArrowDown", "1"), ("ArrowUp", "0"), ("ArrowRight", "0.0"), ("ArrowLeft", "0"), ("Home", "")):
-        tree.press(key)
+    walk = [("Right", "0"), ("Down", "1"), ("Up", "0"), ("Right", "0.0"), ("Left", "0"), ("Left", ""), ("Left", "")]
+    for key, path in walk:
+        tree.press(f"Arrow{key}")
         explorer.wait("path", path)
     explorer.phase(3)
     tree.press("Space")

@@ -44,9 +44,9 @@ def test_a_click_on_any_panel_selects_in_all(explorer):
 
 
 def test_scripted_plotly_events_select_too(explorer):
-    explorer.page.evaluate("document.querySelector('#tree .js-plotly-plot').emit('plotly_click', {points: [{customdata: 4}]})")
+    explorer.emit("tree", {"customdata": 4})
     selected(explorer, 4)
-    explorer.page.evaluate("document.querySelector('#mask .js-plotly-plot').emit('plotly_click', {points: [{x: 0, y: 6}]})")
+    explorer.emit("mask", {"x": 0, "y": 6})
     selected(explorer, 6)
 
 
@@ -62,7 +62,7 @@ def test_hover_previews_and_lets_go(explorer):
 
 
 def test_the_selection_survives_redraws_and_moves_to_the_parent(explorer):
-    explorer.page.evaluate("document.querySelector('#tree .js-plotly-plot').emit('plotly_click', {points: [{customdata: 6}]})")
+    explorer.emit("tree", {"customdata": 6})
     path = explorer.data("path")
     assert "." in path
     explorer.set("tree-size", 24)
@@ -72,7 +72,8 @@ def test_the_selection_survives_redraws_and_moves_to_the_parent(explorer):
 
 
 def test_a_moved_figure_stays_so_over_steps(explorer):
-    reach = "document.querySelector('#tree .js-plotly-plot')._fullLayout.xaxis.range.map((edge) => edge.toFixed(2)).join()"
+    plot = "document.querySelector('#tree .js-plotly-plot')"
+    reach = f"{plot}._fullLayout.xaxis.range.map((edge) => edge.toFixed(2)).join()"
     whole, mouse = explorer.page.evaluate(reach), explorer.page.mouse
     x, y = explorer.node_pixel(0)
     mouse.move(x + 40, y + 60)

@@ -199,9 +199,10 @@ def test_failures_leave_the_run_usable(exact, monkeypatch):
     eng, ids, _ = exact
     run = LiveRun(eng)
     position = run.open(ids, GREEDY)
-    look = run.look(position, dense([3, 2, 2]), GREEDY)
-    rows, right = greedy_rows(look), run.look(position, dense([2]), GREEDY)
-    look = run.look(position, dense([3, 2, 2]), GREEDY)
+    right = run.look(position, dense([2]), GREEDY)
+    look = run.look(position, dense([3, 3, 3, 2]), GREEDY)
+    rows = greedy_rows(look)
+    assert len(rows) > 2
     tokens, root = [look.drafts.token[row] for row in rows], look.verification.top[rows[-1]].ids[0]
     real = observe.verification
 
@@ -210,7 +211,7 @@ def test_failures_leave_the_run_usable(exact, monkeypatch):
 
     monkeypatch.setattr(observe, "verification", fail)
     with pytest.raises(RuntimeError):
-        run.look(position, dense([1, 1]), GREEDY)  # has overwritten the rows of the look before it
+        run.look(position, dense([10, 2]), GREEDY)  # has overwritten the rows of the look before it
     monkeypatch.setattr(observe, "verification", real)
     after, _ = run.advance(look, rows, tokens, root)
     assert_same(after, fresh_position(eng, after.ids))

@@ -24,11 +24,11 @@ TOLERANCE = 1e-3  # of the largest number compared; two right kernels differ by 
 TRIAL_BYTES = 64 << 20  # weights in a trial: more than caches hold, so that it streams from memory as a step does
 TRIAL_ROUNDS = 7
 TRIAL_ROWS = (1, 8)  # a plain step; a small tree
-INFERENCE_ONLY = "Packed linears are for inference only; load the backbone with packed=False to train, copy or move it."
+INFERENCE_ONLY = "Packed linears are for inference only; load the model with packed=False to train, copy or move it."
 
 
 class PackedWeight:
-    """A weight [out, in] and its bias [out] in oneDNN's own layout; called as F.linear is: x [..., in] -> [..., out]."""
+    """A weight [out, in] and its bias [out] in oneDNN's own layout; called with x [..., in] it gives [..., out]."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self.out_features, self.in_features = weight.shape
@@ -117,7 +117,8 @@ class Trial:
         return self.gains[0] * self.gains[1] > 1
 
     def __str__(self) -> str:
-        return " and ".join(f"{gain:.1f}x at {rows} row{'s' * (rows > 1)}" for gain, rows in zip(self.gains, TRIAL_ROWS))
+        return " and ".join(f"{gain:.1f}x at {rows} row{'s' * (rows > 1)}"
+                            for gain, rows in zip(self.gains, TRIAL_ROWS))
 
 
 @torch.no_grad()  # no inference mode: should plain linears be put back, they must be ordinary tensors
@@ -158,26 +159,29 @@ def has_operators() -> bool:
 
 
 def can_pack(module: nn.Module) -> bool:
-    """A plain fp32 linear on the CPU: no subclass (quantised, adapted) and no hook, which may compute something else."""
+    """A plain fp32 linear on the CPU: no subclass (quantised, adapted), no hook, which may compute something else."""
     return (type(module) is nn.Linear and module.weight.dtype == torch.float32 and module.weight.device.type == "cpu"
             and not (module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module)))
 
 
 def linear_like(module: nn.Module, weight: Tensor, bias: Tensor | None = None) -> Callable[[Tensor], Tensor]:
     """x -> F.linear(x, weight, bias), packed if `module` is."""
-    return PackedWeight(weight, bias) if isinstance(module, PackedLinear) else partial(F.linear, weight=weight, bias=bias)
+    if isinstance(module, PackedLinear):
+        return PackedWeight(weight, bias)
+    return partial(F.linear, weight=weight, bias=bias)
 
 
 def replace_linears(model: nn.Module) -> None:
     """Put packed linears in place of all that can be packed, those that share an input as one product."""
     kept = _shared_weights(model)
-    for parent in list(model.modules()):
+    for parent in [module for module in model.modules() if not isinstance(module, nn.Linear)]:  # frees each weight
         for names in FUSED_NAMES:
             group = [getattr(parent, name, None) for name in names]
             if _fits_together(group) and not any(id(linear.weight) in kept for linear in group):
                 shared = SharedProduct(group)
                 for place, (name, linear) in enumerate(zip(names, group)):
-                    setattr(parent, name, PackedLinear(linear, partial(shared.part, place), partial(shared.dense, place)))
+                    part, dense = partial(shared.part, place), partial(shared.dense, place)
+                    setattr(parent, name, PackedLinear(linear, part, dense))
         for name, child in list(parent.named_children()):
             if can_pack(child):
                 packed = PackedWeight(child.weight, child.bias)
@@ -190,27 +194,39 @@ def restore_linears(model: nn.Module) -> None:
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if isinstance(child, PackedLinear):
-                linear = nn.Linear(child.in_features, child.out_features, bias=False, device="meta").train(child.training)
-                weight = child.weight
-                linear.weight = weight if isinstance(weight, nn.Parameter) else nn.Parameter(weight, requires_grad=False)
+                linear, weight = nn.Linear(child.in_features, child.out_features, device="meta"), child.weight
+                tied = isinstance(weight, nn.Parameter)
+                linear.weight = weight if tied else nn.Parameter(weight, requires_grad=False)
                 linear.bias = child.bias
-                setattr(parent, name, linear)
+                setattr(parent, name, linear.train(child.training))
 
 
+@torch.no_grad()
 def measure(linears: Iterable[nn.Linear]) -> Trial:
     """Pack some of the linears aside, compare one with F.linear, and time both kinds side by side."""
     some = list(_up_to(TRIAL_BYTES, linears))
     packed = [PackedWeight(linear.weight, linear.bias) for linear in some]
-    gains, errors = [], []
-    for rows in TRIAL_ROWS:
-        inputs = {width: torch.linspace(-1, 1, rows * width).view(rows, width) for width in {p.in_features for p in packed}}
-        feeds = [inputs[product.in_features] for product in packed]
-        errors.append(relative_error(packed[0](feeds[0]), F.linear(feeds[0], some[0].weight, some[0].bias)))
-        seconds = [(_seconds(lambda: [F.linear(x, linear.weight, linear.bias) for x, linear in zip(feeds, some)]),
-                    _seconds(lambda: [product(x) for x, product in zip(feeds, packed)])) for _ in range(TRIAL_ROUNDS)]
-        plain_s, packed_s = map(min, zip(*seconds))  # whatever else runs here only ever adds
-        gains.append(plain_s / packed_s)
-    return Trial((gains[0], gains[1]), float(torch.tensor(errors).max()))  # not a number if one of them is none
+    one, eight = (_race(some, packed, rows) for rows in TRIAL_ROWS)
+    return Trial((one[0], eight[0]), float(torch.tensor([one[1], eight[1]]).max()))  # no number if either is none
+
+
+def _race(linears: list[nn.Linear], packed: list[PackedWeight], rows: int) -> tuple[float, float]:
+    """Gain of the packed ones over all linears at `rows` rows, and the error of the first."""
+    inputs = {width: torch.linspace(-1, 1, rows * width).view(rows, width)
+              for width in {product.in_features for product in packed}}
+    feeds = [inputs[product.in_features] for product in packed]
+    plain_s, packed_s = [], []
+    for _ in range(TRIAL_ROUNDS):
+        begun = perf_counter()
+        for x, linear in zip(feeds, linears):
+            F.linear(x, linear.weight, linear.bias)
+        between = perf_counter()
+        for x, product in zip(feeds, packed):
+            product(x)
+        plain_s.append(between - begun)
+        packed_s.append(perf_counter() - between)
+    error = relative_error(packed[0](feeds[0]), F.linear(feeds[0], linears[0].weight, linears[0].bias))
+    return min(plain_s) / min(packed_s), error  # the fastest: whatever else runs here only ever adds
 
 
 def relative_error(seen: Tensor, expected: Tensor) -> float:
@@ -246,8 +262,3 @@ def _up_to(limit: int, linears: Iterable[nn.Linear]) -> Iterator[nn.Linear]:
             return
         yield linear
 
-
-def _seconds(work: Callable[[], object]) -> float:
-    begun = perf_counter()
-    work()
-    return perf_counter() - begun

@@ -80,10 +80,13 @@ def _load(args: argparse.Namespace) -> tuple[Backbone, TextCodec]:
 
     placement = device.choose(args.device, args.dtype)
     preset = PRESETS.get(args.model)
-    report = lambda phase, fraction, detail: print(f"{phase}: {detail}", file=sys.stderr)
-    source = ensure_model(preset, report) if preset else args.model
+    source = ensure_model(preset, _tell) if preset else args.model
     loaded = backbone.load(source, placement, preset.title if preset else str(args.model))
     return loaded, TextCodec(AutoTokenizer.from_pretrained(source))
+
+
+def _tell(phase: str, fraction: float | None, detail: str) -> None:
+    print(f"{phase}: {detail}", file=sys.stderr)
 
 
 def _source(args: argparse.Namespace, settings: DistilSettings, backbone: Backbone, codec: TextCodec) -> Source:

@@ -28,7 +28,7 @@ class DistilSettings(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.mix
+        _ = self.mix  # refuses a mix that cannot be read
 
     @cached_property
     def mix(self) -> dict[float, float]:

@@ -194,8 +194,8 @@ def bench(engine: Engine, reference: PreTrainedModel | None, prompts: Sequence[P
     ids = [engine.codec.encode_prompt(prompt.text) for prompt in prompts]
     limits = [min(max_new_tokens, backbone.context - len(of_prompt)) for of_prompt in ids]
     if min(limits) < 2:
-        raise BenchError("Two new tokens at least are needed, since the first one comes from the prefill; a prompt or the "
-                         "limit leaves room for fewer.")
+        raise BenchError("Two new tokens at least are needed, since the first one comes from the prefill; a prompt or "
+                         "the limit leaves room for fewer.")
     methods: dict[str, Method] = {
         "plain": own_decoder(backbone, None, PLAIN),
         "medusa": own_decoder(backbone, engine.drafter, shape),

@@ -26,8 +26,8 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
     parser.add_argument("--prompts", type=Path, default=PROMPTS, metavar="FILE.jsonl",
                         help='JSON lines {"prompt": …, "kind": …} (default: the eight that ship with the project)')
     parser.add_argument("--methods", default="plain,medusa,transformers", help="comma-separated (default: %(default)s)")
-    parser.add_argument("--tree", default="sparse:8", help="Medusa's tree: chain:3, dense:3,2,1, sparse:8 or a JSON file "
-                        "of paths (default: %(default)s)")
+    parser.add_argument("--tree", default="sparse:8", help="Medusa's tree: chain:3, dense:3,2,1, sparse:8 or a JSON "
+                        "file of paths (default: %(default)s)")
     parser.add_argument("--max-new-tokens", type=int, default=96, help="(default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=3, help="times every prompt is decoded (default: %(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result to this file")
@@ -71,26 +71,29 @@ def _measure(options: argparse.Namespace, prompts: list, names: list[str]) -> di
 def table(result: dict) -> str:
     """The result for people."""
     head = f"{'':<13}" + "".join(f"{title:>12}" for title, _, _ in COLUMNS) + "   slowest-fastest round   equals greedy"
-    lines = [f"{result['model']} with heads {result['heads']}, {result['dtype']} on {result['device']} ({result['cpu']})",
+    lines = [f"{result['model']} with heads {result['heads']}, {result['dtype']} on {result['device']} "
+             f"({result['cpu']})",
              f"linears: {result['linears']}; tree of {result['tree_nodes']} nodes; {result['prompts']} prompts, up to "
              f"{result['max_new_tokens']} new tokens, {result['rounds']} rounds", "", head]
     for name, figures in result["methods"].items():
         cells = "".join(f"{form.format(figures[key]):>12}" for _, key, form in COLUMNS)
         slow, fast = figures["spread"]
-        lines.append(f"{name:<13}{cells}   {f'{slow:.1f} - {fast:.1f} tokens/s':>21}   {_equal(figures['equals_greedy'])}")
+        spread = f"{slow:.1f} - {fast:.1f} tokens/s"
+        lines.append(f"{name:<13}{cells}   {spread:>21}   {_equal(figures['equals_greedy'])}")
     lines.append("")
     lines += [f"{name:<22}{ratio:6.2f}x tokens per second" for name, ratio in result["ratios"].items()]
     lines.append(f"memory read at {result['bandwidth_gb_s']:.0f} GB/s at best" + _share(result))
-    lines.append("tokens/s and ms/token: decode alone, behind the first new token; tokens/step: committed tokens / steps; "
-                 "ms/step: decode time / forward passes")
+    lines.append("tokens/s and ms/token: decode alone, behind the first new token; tokens/step: committed tokens / "
+                 "steps; ms/step: decode time / forward passes")
     return "\n".join(lines)
 
 
 def _equal(equality: bool | dict) -> str:
     if equality is True:
         return "yes"
+    tie = ", a rounding tie" if equality["tie"] else ""
     return (f"differs on {equality['differing_prompts']} prompt(s), first at token {equality['position']} of prompt "
-            f"{equality['prompt'] + 1} (top-2 gap {equality['gap']:.1g}{', a rounding tie' if equality['tie'] else ''})")
+            f"{equality['prompt'] + 1} (top-2 gap {equality['gap']:.1g}{tie})")
 
 
 def _share(result: dict) -> str:

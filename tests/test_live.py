@@ -60,6 +60,15 @@ def fresh_position(eng, ids):
     return LiveRun(eng).open(ids, GREEDY)
 
 
+def assert_as_fresh(run, position):
+    """Position and cache are those of a run that did nothing but open there."""
+    other = LiveRun(run.engine)
+    right = other.open(position.ids, GREEDY)
+    assert_same(position, right)
+    got, wanted = (each.look(at, dense([2, 1]), GREEDY).verification for each, at in ((run, position), (other, right)))
+    assert got.logit == pytest.approx(wanted.logit, abs=1e-4) and got.rank == wanted.rank
+
+
 # --------------------------------------------------------------------------------------------------------------- steps
 
 
@@ -77,7 +86,7 @@ def test_advancing_step_by_step_equals_decode(exact, shape):
     assert blocks == [next(steps).tokens for _ in range(12)]
     written = [token for block in blocks for token in block]
     assert written == text[: len(written)]
-    assert_same(position, fresh_position(eng, position.ids))
+    assert_as_fresh(run, position)
 
 
 def test_a_committed_part_of_a_path_leaves_the_rest_out_of_the_cache(exact):
@@ -88,7 +97,8 @@ def test_a_committed_part_of_a_path_leaves_the_rest_out_of_the_cache(exact):
     assert len(rows) > 2
     position, ms = run.advance(look, rows[:2], text[:2], text[2])  # as after an end token or a limit
     assert run.cache.length == len(ids) + 2 and ms >= 0
-    assert_same(position, fresh_position(eng, [*ids, *text[:2]]))
+    assert position.ids == (*ids, *text[:2])
+    assert_as_fresh(run, position)
 
 
 def test_probability_of_the_next_root(exact):
@@ -141,8 +151,7 @@ def test_an_old_look_can_be_committed_later(exact):
         again, _ = run.advance(look, rows, tokens, right.root)
         assert_same(again, right)
         assert run.ids == right.ids and run.cache.length == len(right.ids)
-        next_look = run.look(again, dense([2]), GREEDY)
-        assert next_look.drafts.token[0] == right.root
+        assert_as_fresh(run, again)
 
 
 def test_a_look_whose_tokens_are_in_the_cache_already_still_gives_a_hidden_state(exact):
@@ -195,6 +204,20 @@ def test_only_what_is_not_shared_is_run(exact, monkeypatch, held, wanted, run_ro
     assert float((got - right).abs().max()) < 1e-5
 
 
+def fail_in_third_chunk(monkeypatch, of):
+    """Lets the backbone prefill three tokens at a time, and fail at the third time: six are in the cache by then."""
+    calls, forward = [], of._forward
+
+    def failing(*args, **kwargs):
+        calls.append(1)
+        if len(calls) == 3:
+            raise RuntimeError("out of memory")
+        return forward(*args, **kwargs)
+
+    monkeypatch.setattr("medusa_viz.models.backbone.PREFILL_CHUNK", 3)
+    monkeypatch.setattr(of, "_forward", failing)
+
+
 def test_failures_leave_the_run_usable(exact, monkeypatch):
     eng, ids, _ = exact
     run = LiveRun(eng)
@@ -214,20 +237,13 @@ def test_failures_leave_the_run_usable(exact, monkeypatch):
         run.look(position, dense([10, 2]), GREEDY)  # has overwritten the rows of the look before it
     monkeypatch.setattr(observe, "verification", real)
     after, _ = run.advance(look, rows, tokens, root)
-    assert_same(after, fresh_position(eng, after.ids))
+    assert_as_fresh(run, after)
 
-    calls, forward = [], eng.backbone._forward
-    monkeypatch.setattr("medusa_viz.models.backbone.PREFILL_CHUNK", 3)
-
-    def fail_third(*args, **kwargs):
-        calls.append(1)
-        return fail() if len(calls) == 3 else forward(*args, **kwargs)
-
-    monkeypatch.setattr(eng.backbone, "_forward", fail_third)
-    far = replace(position, ids=(*ids, 1, 2, 3, 4, 5, 6, 7, 8))
+    fail_in_third_chunk(monkeypatch, eng.backbone)
     with pytest.raises(RuntimeError):
-        run.look(far, dense([2]), GREEDY)  # fails half-way through a prefill of three chunks
+        run.look(replace(after, ids=(*after.ids, 1, 2, 3, 4, 5, 6, 7, 8)), dense([2]), GREEDY)
     monkeypatch.undo()
+    assert_as_fresh(run, after)
     again = run.look(position, dense([2]), GREEDY)
     assert again.verification.logit == pytest.approx(right.verification.logit, abs=1e-5)
     with pytest.raises(BackboneError):
@@ -427,10 +443,11 @@ def test_a_check_that_failed_half_way_starts_over(exact, monkeypatch):
     eng, ids, text = exact
     run = LiveRun(eng)
     assert run.check_greedy(ids, text[:4]) is None
-    monkeypatch.setattr(eng.backbone, "prefill", lambda *a, **k: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        run.check_greedy(ids, text[:9])
+    fail_in_third_chunk(monkeypatch, eng.backbone)
+    with pytest.raises(RuntimeError):
+        run.check_greedy(ids, text[:12])
     monkeypatch.undo()
+    assert run.check_greedy(ids, text[:12]) is None
     assert run.check_greedy(ids, [*text[:6], (text[6] + 1) % VOCAB, *text[7:9]]).position == 6
 
 
@@ -442,7 +459,7 @@ def test_checking_does_not_disturb_the_run(exact):
     rows = greedy_rows(look)
     tokens = [look.drafts.token[row] for row in rows]
     position, _ = run.advance(look, rows, tokens, look.verification.top[rows[-1]].ids[0])
-    assert_same(position, fresh_position(eng, position.ids))
+    assert_as_fresh(run, position)
 
 
 # ------------------------------------------------------------------------------------------------------------- previews

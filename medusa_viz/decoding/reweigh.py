@@ -111,7 +111,7 @@ def subtree(step: Step, shape: TreeShape) -> tuple[Step, np.ndarray] | None:
     if rows is None:
         return None
     smaller = replace(step, drafts=_drafts(step.drafts, shape, rows), verdict=None,
-                      verification=_verification(step.verification, rows), reused="subtree")
+                      verification=_verification(step.verification, shape, rows), reused="subtree")
     return smaller, rows
 
 
@@ -127,17 +127,20 @@ def _drafts(drafts: Drafts, shape: TreeShape, rows: np.ndarray) -> Drafts:
     )
 
 
-def _verification(seen: Verification, rows: np.ndarray) -> Verification:
-    taken = rows.tolist()
+def _verification(seen: Verification, shape: TreeShape, rows: np.ndarray) -> Verification:
+    taken, parents = rows.tolist(), np.flatnonzero(shape.is_parent).tolist()
 
     def renumbered(by_row: dict) -> dict:
-        return {new: by_row[old] for new, old in enumerate(taken) if old in by_row}
+        return {new: by_row[old] for new, old in enumerate(taken)}
+
+    def of_parents(by_row: dict) -> dict:
+        return {new: by_row[taken[new]] for new in parents}
 
     return Verification(
         logit=[seen.logit[row] for row in taken],
         rank=[seen.rank[row] for row in taken],
         top=renumbered(seen.top),
-        lse=renumbered(seen.lse),
-        mean_logit=renumbered(seen.mean_logit),
+        lse=of_parents(seen.lse),
+        mean_logit=of_parents(seen.mean_logit),
         next_rank=renumbered(seen.next_rank),
     )

@@ -12,7 +12,7 @@ from medusa_viz.decoding.tree import TreeShape
 FOLD_ABOVE = 64
 """Trees of more nodes are folded, to about as many."""
 MOST_LINES = 44
-"""Lines of text that the folded tree may take: one per leaf and one per "+n" beside shown siblings."""
+"""Lines of text that a folded tree may take: one per leaf and one per "+n" beside shown siblings."""
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from medusa_viz.decoding.tree import TreeShape
 from medusa_viz.figures.fold import Folded
 
 GHOST = "ghost"
-WIDTH, HEIGHT = 694, 488
-"""Pixels of the panel at 1440 x 900, for which sizes and cuts are worked out; the figure itself stretches."""
+ROOM = (694, 488)
+"""Pixels of the panel at 1440 x 900, unless the page has said how large its own is."""
 SIDE, CAPTION = 8, 22
 """Pixels: left and right margin, the line under the tree."""
 _TOP, _TOP_CROWDED = 42, 25  # pixels: column headers in two lines, or in one where many leaves need the height
@@ -77,12 +77,12 @@ class Scale:
         return max(3, int(pixels / (self.font * _EM)))
 
 
-def scale(height: int, lines: int) -> Scale:
-    """Scale of a tree of that many heads and lines; the same for all verdicts on it."""
-    inner = WIDTH - 2 * SIDE
+def scale(height: int, lines: int, room: tuple[int, int] = ROOM) -> Scale:
+    """Scale of a tree of that many heads and lines in a panel; the same for all verdicts on it."""
+    inner = room[0] - 2 * SIDE
     column = (inner - _BEFORE - _BEYOND - _AFTER) / max(height, 1)
     top = _TOP if lines <= _CROWDED else _TOP_CROWDED
-    line = (HEIGHT - top - CAPTION - 4) / lines
+    line = (room[1] - top - CAPTION - 4) / lines
     return Scale(column, line, -_BEFORE / column, (inner - _BEFORE) / column, lines - 0.5 + CAPTION / line, height, top)
 
 
@@ -95,7 +95,8 @@ class Layout:
     scale: Scale
 
 
-def arrange(shape: TreeShape, folded: Folded, ghost_parent: int | None = None) -> Layout:
+def arrange(shape: TreeShape, folded: Folded, ghost_parent: int | None = None, room: tuple[int, int] = ROOM
+            ) -> Layout:
     """Place the drawn rows, a "+n" per folded family, and the ghost next to `ghost_parent`'s children."""
     graph = _graph(shape, folded)
     leaves = sum(1 for _, children in graph.out_degree if not children)
@@ -107,7 +108,7 @@ def arrange(shape: TreeShape, folded: Folded, ghost_parent: int | None = None) -
     shift = max(0.0, (_FEWEST_LINES - lines) / 2)
     y = {node: line + shift for node, line in y.items()}
     x = {node: _column(shape, node) for node in graph}
-    size = scale(shape.height, max(lines, _FEWEST_LINES))
+    size = scale(shape.height, max(lines, _FEWEST_LINES), room)
     if ghost_parent is not None:
         depth = int(shape.depth[ghost_parent])
         graph.add_edge(ghost_parent, GHOST)

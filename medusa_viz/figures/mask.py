@@ -20,8 +20,8 @@ from medusa_viz.figures import palette, tokens
 from medusa_viz.figures.texts import Texts
 
 GLYPHS_UP_TO, CELLS_UP_TO = 24, 64
-WIDTH, HEIGHT = 470, 266
-"""Pixels that sizes are worked out for."""
+ROOM = (470, 266)
+"""Pixels of the panel at 1440 x 900, unless the page has said how large its own is."""
 CLOSED, ANCESTOR, SELF = 0, 1, 2
 _LABELS, _PREFIX = 118, 64  # pixels left of the cells
 _TOP, _BARS, _BOTTOM = 24, 7, 18  # pixels: titles and bars over the columns, the caption under them
@@ -42,6 +42,8 @@ class MaskDrawing:
     """Rows that are committed; empty before verification."""
     bands: Sequence[str]
     """Title of each depth's columns."""
+    room: tuple[int, int] = ROOM
+    """Pixels of the panel."""
 
 
 @dataclass(frozen=True)
@@ -60,8 +62,8 @@ class _Scale:
         return -0.5 - self.prefix, -0.5
 
 
-def _scale(rows: int) -> _Scale:
-    room_x, room_y = WIDTH - _LABELS - _PREFIX - 8, HEIGHT - _TOP - _BARS - _BOTTOM
+def _scale(rows: int, room: tuple[int, int]) -> _Scale:
+    room_x, room_y = room[0] - _LABELS - _PREFIX - 8, room[1] - _TOP - _BARS - _BOTTOM
     cell_x, cell_y = min(_CELL, room_x / rows), min(_CELL, room_y / rows)
     return _Scale(cell_x, cell_y, -0.5 - (_PREFIX + _LABELS) / cell_x, _PREFIX / cell_x,
                   -0.5 + room_x / cell_x + 6 / cell_x, -0.5 + room_y / cell_y)
@@ -72,17 +74,12 @@ def kind(rows: int) -> str:
     return "glyph" if rows <= GLYPHS_UP_TO else "cells" if rows <= CELLS_UP_TO else "overview"
 
 
-def prefix_span(rows: int) -> tuple[float, float]:
-    """Where the prefix block stands on the x axis."""
-    return _scale(rows).prefix_span
-
-
 def figure(drawing: MaskDrawing, t: Texts) -> dict:
     """Plotly dict {layout, data}."""
     rows = drawing.shape.nodes + 1
-    scale = _scale(rows)
-    cells = _overview(drawing.shape) if kind(rows) == "overview" else _heatmap(drawing, t)
-    return {"data": [_prefix_block(drawing, scale, t), cells, _grid(rows), _bands(drawing, scale),
+    scale = _scale(rows, drawing.room)
+    cells = _overview(drawing.shape) if kind(rows) == "overview" else _heatmap(drawing.shape)
+    return {"data": [_prefix_block(drawing, scale), cells, _grid(rows), _bands(drawing, scale),
                      _kept_bars(drawing, scale)],
             "layout": _layout(drawing, scale, t)}
 
@@ -100,7 +97,6 @@ def _layout(drawing: MaskDrawing, scale: _Scale, t: Texts) -> dict:
                   "ticktext": [_row_label(drawing, row) for row in labelled], "ticklabelposition": "inside",
                   "ticklabeloverflow": "allow", "tickfont": {**font, "family": palette.mono(t.lang)}},
         "showlegend": False, "hovermode": "closest", "dragmode": "pan", "bargap": 0,
-        "hoverlabel": {"bgcolor": palette.GROUND, "bordercolor": palette.LINE, "align": "left", "font": font},
         "uirevision": "mask",
         "annotations": [*_band_titles(drawing, scale, font), *_prefix_titles(drawing, scale, font, t),
                         _caption(drawing, scale, font, t)],
@@ -161,7 +157,7 @@ def _caption(drawing: MaskDrawing, scale: _Scale, font: dict, t: Texts) -> dict:
             "font": {**font, "color": palette.INK_2}}
 
 
-def _prefix_block(drawing: MaskDrawing, scale: _Scale, t: Texts) -> dict:
+def _prefix_block(drawing: MaskDrawing, scale: _Scale) -> dict:
     rows = drawing.shape.nodes + 1
     return {
         "type": "bar", "orientation": "h", "name": "prefix", "x": [round(scale.prefix, 3)],
@@ -169,43 +165,25 @@ def _prefix_block(drawing: MaskDrawing, scale: _Scale, t: Texts) -> dict:
         "marker": {"color": palette.LINE, "line": {"width": 0},
                    "pattern": {"shape": "/", "fgcolor": palette.MASK_ANCESTOR, "bgcolor": palette.LINE, "size": 7,
                                "solidity": 0.15}},
-        "hoverinfo": "text", "hovertext": [t("fig.mask.prefix_all", n=drawing.prefix)],
+        "hoverinfo": "skip",
     }
 
 
-def _heatmap(drawing: MaskDrawing, t: Texts) -> dict:
-    shape = drawing.shape
+def _heatmap(shape: TreeShape) -> dict:
+    """Hover says nothing itself: the page words a cell when one is looked at."""
     z = shape.mask.astype(np.int8) + np.eye(len(shape.parent), dtype=np.int8)
     glyphs = len(z) <= GLYPHS_UP_TO
     steps = (palette.GROUND, palette.MASK_ANCESTOR, palette.MASK_SELF)
     trace = {
         "type": "heatmap", "name": "mask", "z": z.tolist(), "zmin": CLOSED, "zmax": SELF, "showscale": False,
         "colorscale": [[edge, color] for i, color in enumerate(steps) for edge in (i / 3, (i + 1) / 3)],
-        "hoverinfo": "text", "hovertext": _hover(drawing, z, closed_too=glyphs, t=t),
-        "hoverongaps": False,
+        "hoverinfo": "none", "hoverongaps": False,
     }
     if glyphs:
         trace["text"] = [["✓" if cell else "" for cell in row] for row in z.tolist()]
         trace["texttemplate"] = "%{text}"
         trace["textfont"] = {"color": palette.GROUND, "size": 10}
     return trace
-
-
-def _hover(drawing: MaskDrawing, z: np.ndarray, closed_too: bool, t: Texts) -> list[list[str]]:
-    """One sentence per cell; on larger masks for open cells only, to keep the page small."""
-    names = [tokens.escaped(tokens.quoted(text)) for text in drawing.texts]
-    says = {CLOSED: "fig.mask.closed", ANCESTOR: "fig.mask.ancestor", SELF: "fig.mask.self"}
-    return [["" if cell == CLOSED and not closed_too else t(_reason(drawing.shape, row, column, says[cell]),
-                                                          row=names[row], column=names[column])
-             for column, cell in enumerate(cells)] for row, cells in enumerate(z.tolist())]
-
-
-def _reason(shape: TreeShape, row: int, column: int, key: str) -> str:
-    """Closed cells: the column is a rival for the same place, lies on another path, or comes later on this one."""
-    if key != "fig.mask.closed":
-        return key
-    depths = int(shape.depth[row]), int(shape.depth[column])
-    return "fig.mask.rival" if depths[0] == depths[1] else "fig.mask.later" if depths[0] < depths[1] else key
 
 
 def _grid(rows: int) -> dict:

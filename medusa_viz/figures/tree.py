@@ -36,8 +36,6 @@ class TreeDrawing:
     folded: dict[int, int]
     small: tuple[Mapping[int, str], Mapping[int, str]]
     """Per drawn row the probability under its label, before and after verification."""
-    hover: tuple[Mapping[int, Sequence[str]], Mapping[int, Sequence[str]]]
-    """Per drawn row the lines of its hover text, before and after verification."""
     counts: Sequence[int]
     """Nodes per depth, drawn behind the columns of a very large tree."""
     ghost: tuple[str, str] | None = None
@@ -56,7 +54,6 @@ def figure(drawing: TreeDrawing, t: Texts) -> dict:
         "xaxis": {**hidden, "range": [round(scale.left, 3), round(scale.right, 3)]},
         "yaxis": {**hidden, "range": [round(scale.bottom, 3), -0.5]},
         "showlegend": False, "hovermode": "closest", "hoverdistance": 24, "dragmode": "pan",
-        "hoverlabel": {"bgcolor": palette.GROUND, "bordercolor": palette.LINE, "align": "left", "font": font},
         "uirevision": "tree",
         "annotations": [_header(depth, drawing, scale, font, t) for depth in range(scale.height + 1)],
     }
@@ -222,7 +219,7 @@ class _Variant:
             "x": [round(self.labels.place(node), 3) for node in self.nodes],
             "y": [self.layout.y[node] for node in self.nodes],
             "customdata": [f"fold:{node[1]}" if isinstance(node, tuple) else node for node in self.nodes],
-            "hoverinfo": "text", "hovertext": [self._hover(node) for node in self.nodes],
+            "hoverinfo": "none",
             "marker": {
                 "symbol": [mark.symbol for mark in marks], "color": colors,
                 "size": [round(self._size(node, mark), 1) for node, mark in zip(self.nodes, marks, strict=True)],
@@ -239,15 +236,6 @@ class _Variant:
         if mark is palette.MARKS["folded"]:
             return round(min(15.0, self.scale.line - 1), 1)
         return 2 if mark.symbol.endswith("-open") else 0
-
-    def _hover(self, node: Hashable) -> str:
-        if node == GHOST:
-            lines: Sequence[str] = tokens.wrapped(self.drawing.ghost[1])
-        elif isinstance(node, tuple):
-            lines = [self.t("fig.folded", n=self.drawing.folded[node[1]])]
-        else:
-            lines = self.drawing.hover[self.verified][node]
-        return "<br>".join(map(tokens.escaped, lines))
 
     def _labels(self) -> dict:
         pills = [isinstance(node, tuple) for node in self.nodes]

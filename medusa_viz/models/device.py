@@ -23,7 +23,7 @@ class Placement:
 
     @property
     def dtype_name(self) -> str:
-        return next(name for name, dtype in DTYPES.items() if dtype == self.dtype)
+        return next((name for name, dtype in DTYPES.items() if dtype == self.dtype), str(self.dtype).removeprefix("torch."))
 
     @property
     def device_name(self) -> str:

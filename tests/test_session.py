@@ -1,0 +1,351 @@
+"""Sessions as a page uses them: every action through Sessions.act, on a tiny model, no browser."""
+
+import json
+import threading
+from types import SimpleNamespace
+
+import pytest
+import torch
+from tiny import VOCAB, backbone, oracle_drafter, plain_greedy
+
+from medusa_viz.decoding import live, records
+from medusa_viz.decoding.settings import Walls
+from medusa_viz.models.checkpoints import HeadsConfig, LoadedHeads, LoadReport
+from medusa_viz.models.worker import Worker
+from medusa_viz.ui import host as hosts
+from medusa_viz.ui import session as sessions_module
+from medusa_viz.ui.snapshot import ModelStatus
+
+ACCURACY = [[0.5, 0.2, 0.1, 0.05, 0.02, 0.02, 0.01, 0.01, 0.01, 0.01]] * 4
+
+
+class Ids(list):
+    notice = ""
+
+
+class Letters:
+    """A codec for the tiny model: one id per character."""
+
+    def encode_prompt(self, text, raw=False, system=None):
+        return Ids(ord(char) % VOCAB for char in text)
+
+    def token_text(self, token):
+        return f"<{token}>"
+
+    def token_kind(self, token):
+        return "special" if token == 0 else "text"
+
+
+def make_sessions(prompt="abcdef"):
+    """Sessions over an engine whose heads know the greedy continuation of one prompt at varying ranks."""
+    of = backbone(dtype=torch.float64)
+    ids = Letters().encode_prompt(prompt)
+    text = plain_greedy(of, ids, min(of.hidden_size, 60))
+    drafter = oracle_drafter(of, ids, text, heads=4, rank=lambda place, k: (place * k) % 3)
+    loaded = LoadedHeads(drafter.module, HeadsConfig(accuracy=ACCURACY), LoadReport([], [], [], []), "tiny")
+    engine = SimpleNamespace(backbone=of, drafter=drafter, codec=Letters(), loaded=loaded, title="Tiny", place="CPU",
+                             accuracy=ACCURACY)
+    found = hosts.Sessions({})
+    found._opening = None
+    host = found.host
+    host._live, host.worker, host.engine = live, Worker("tiny"), engine
+    host.plain_ms, host.status = 5.0, ModelStatus("ready", title="Tiny")
+    host.latency.add(1, 1.0)
+    return found, text
+
+
+@pytest.fixture
+def page():
+    """act(action, **payload) -> view of one visitor, with the sessions and the greedy text beside it."""
+    found, text = make_sessions()
+    yield SimpleNamespace(act=lambda action, token="one", **payload: json.loads(found.act(token, action, payload)),
+                          sessions=found, text=text, of=lambda token="one": found.session(token))
+    found.host.close()
+
+
+def committed(session):
+    return session.line.committed(len(session.line.done()))
+
+
+def test_stepping_writes_the_greedy_text(page):
+    page.act("start", prompt="abcdef")
+    counts = []
+    for _ in range(12):
+        before = len(page.of().entry.step.verdict.committed)
+        page.act("step")
+        counts.append(before)
+    tokens = committed(page.of())
+    assert tokens == page.text[: len(tokens)]
+    assert len(tokens) == sum(counts) and max(counts) > 1
+
+
+def test_every_view_before_a_run_says_what_to_do(page):
+    assert page.act("hello")["steps"]["count"] == 0
+    for action in ("step", "verify", "pin", "forward", "back"):
+        assert "Start" in page.act(action)["status"]["notice"]
+
+
+@pytest.mark.parametrize(("action", "payload", "word"), [
+    ("nonsense", {}, "nonsense"), ("knob", {"fog": 1}, "fog"), ("knob", {"temperature": 9}, "temperature"),
+    ("knob", {"temperature": float("nan")}, "temperature"), ("knob", {"temperature": "1"}, "temperature"),
+    ("knob", {"top_s": 4}, "Top-s"), ("knob", {"top_s": [99]}, "top-s"), ("knob", {"top_s": [-1, 1]}, "top-s"),
+    ("knob", {"size": -1}, "size"), ("knob", {"mode": "psychic"}, "psychic"), ("goto", {"index": 7}, "7"),
+    ("goto", {"index": None}, "None"), ("branch", {"name": "Q"}, "Q"), ("preset", {"name": "?"}, "?"),
+    ("step", {"odd": 1}, "step"), ("start", {"prompt": " "}, "prompt"), ("start", {"prompt": "x" * 5000}, "tokens"),
+])
+def test_bad_input_is_one_sentence_and_nothing_is_lost(page, action, payload, word):
+    page.act("start", prompt="abcdef")
+    good = page.act("step")
+    view = page.act(action, **payload)
+    assert word in view["status"]["notice"]
+    assert view["steps"] == good["steps"] and view["text"] == good["text"]
+    assert page.act("step")["steps"]["count"] == good["steps"]["count"] + 1
+
+
+def test_a_knob_is_answered_by_the_cheapest_true_means(page):
+    page.act("start", prompt="abcdef")
+    page.act("knob", top_s=[3, 3, 2, 1], size=30)
+    asked = []
+    submit = page.sessions.host.worker.submit
+    page.sessions.host.worker.submit = lambda owner, job: asked.append(owner) or submit(owner, job)
+    assert page.act("knob", temperature=0.7)["knobs"]["badge"]["kind"] == "logits"
+    assert page.act("knob", size=5)["knobs"]["badge"]["kind"] == "subtree"
+    assert page.act("knob", top_s=[1, 1, 0, 0])["tree"]["nodes"][-1]["depth"] == 2
+    assert page.act("knob", top_s=[3, 3, 2, 1], size=30)["knobs"]["badge"]["kind"] == "subtree"
+    assert asked == []
+    assert page.act("knob", top_s=[4, 3, 2, 1], size=40)["knobs"]["badge"]["kind"] == "forward"
+    assert asked == ["one"]
+
+
+def test_a_subtree_commits_what_its_own_forward_would(page):
+    page.act("start", prompt="abcdef")
+    page.act("knob", top_s=[4, 3, 2, 2], size=60)
+    page.act("knob", size=4)
+    page.act("step")
+    page.act("step")
+    tokens = committed(page.of())
+    assert tokens == page.text[: len(tokens)]
+
+
+def test_temperature_and_mode_move_each_other(page):
+    page.act("start", prompt="abcdef")
+    view = page.act("knob", temperature=0.5)
+    assert view["knobs"]["mode"] == "typical" and "typical" in view["status"]["notice"]
+    view = page.act("knob", mode="greedy")
+    assert view["knobs"]["temperature"] == 0
+    assert page.act("knob", mode="typical")["knobs"]["temperature"] > 0
+    view = page.act("knob", temperature=0)
+    assert view["knobs"]["mode"] == "greedy"
+
+
+def test_delta_follows_epsilon_until_moved(page):
+    page.act("hello")
+    assert page.act("knob", epsilon=0.25)["knobs"]["delta"] == 0.5
+    assert page.act("knob", delta=0.2)["knobs"]["delta_locked"] is False
+    assert page.act("knob", epsilon=0.16)["knobs"]["delta"] == 0.2
+    assert page.act("knob", delta_locked=True)["knobs"]["delta"] == 0.4
+
+
+def test_back_change_step_is_a_branch_and_keeps_the_other(page):
+    page.act("start", prompt="abcdef")
+    for _ in range(4):
+        page.act("step")
+    before = committed(page.of())
+    page.act("goto", index=1)
+    assert page.act("knob", top_s=[1, 0, 0, 0])["run"]["changed"]
+    view = page.act("step")
+    assert view["run"]["branch"] == "B" and [tab["name"] for tab in view["run"]["branches"]] == ["A", "B"]
+    assert view["steps"]["index"] == 2
+    page.act("step")
+    tokens = committed(page.of())
+    assert tokens == page.text[: len(tokens)]  # greedy: another tree, the same text
+    page.act("branch", name="A")
+    assert committed(page.of()) == before
+    page.act("step")
+    tokens = committed(page.of())
+    assert tokens == page.text[: len(tokens)]
+
+
+def test_an_unchanged_knob_on_a_past_step_is_no_branch(page):
+    page.act("start", prompt="abcdef")
+    page.act("step")
+    page.act("back")
+    page.act("knob", size=3)
+    view = page.act("knob", size=16)
+    assert not view["run"]["changed"]
+    assert page.act("step")["run"]["branch"] == "A"
+
+
+def test_branches_end_at_six_with_a_sentence(page):
+    page.act("start", prompt="abcdef")
+    page.act("step")
+    for turn in range(sessions_module.MAX_BRANCHES):
+        page.act("branch", name="A")
+        page.act("goto", index=0)
+        page.act("knob", size=1 + turn)
+        view = page.act("step")
+    assert len(view["run"]["branches"]) == sessions_module.MAX_BRANCHES
+    assert str(sessions_module.MAX_BRANCHES) in view["status"]["notice"]
+
+
+def test_a_slow_tree_is_drawn_first_and_verified_on_request(page):
+    page.act("start", prompt="abcdef")
+    page.sessions.host.latency.add(17, 60_000.0)
+    page.sessions.host.latency.add(31, 60_000.0)
+    view = page.act("knob", top_s=[3, 3, 2, 1], size=30)
+    assert view["run"]["verify"] and view["tree"]["nodes"][1]["verdict"] == "unverified"
+    view = page.act("verify")
+    assert not view["run"]["verify"] and view["tree"]["nodes"][0]["verdict"] == "accepted"
+
+
+def test_over_the_limit_stays_a_drawing(page):
+    page.act("start", prompt="abcdef")
+    view = page.act("knob", top_s=[8, 8, 8, 8], size=4680)
+    assert len(view["tree"]["nodes"]) == 4681
+    assert "256" in page.act("verify")["status"]["notice"]
+    assert page.act("knob", top_s=[4, 3, 2, 2], size=16)["tree"]["nodes"][0]["verdict"] == "accepted"
+
+
+def test_a_run_ends_exactly_at_its_limit(page, monkeypatch):
+    monkeypatch.setattr(sessions_module, "Limits", lambda: SimpleNamespace(max_new_tokens=7))
+    page.act("start", prompt="abcdef")
+    for _ in range(10):
+        view = page.act("step")
+    assert committed(page.of()) == page.text[:7]
+    assert view["run"]["finished"] == "length" and not view["run"]["can"]["step"]
+    assert page.act("step")["status"]["notice"]
+
+
+def test_an_end_token_ends_the_run(page):
+    page.act("start", prompt="abcdef")
+    for _ in range(3):
+        page.act("step")
+    long = committed(page.of())
+    end = next(token for place, token in enumerate(long) if token not in long[:place] and place >= 2)
+    page.sessions.host.engine.backbone.model.generation_config.eos_token_id = end
+    page.act("reset")
+    for _ in range(10):
+        view = page.act("step")
+    assert committed(page.of()) == long[: long.index(end) + 1]
+    assert view["run"]["finished"] == "end"
+
+
+@pytest.mark.parametrize("mode", ["typical", "rejection"])
+def test_sampling_modes_step(page, mode):
+    page.act("start", prompt="abcdef")
+    page.act("knob", mode=mode, temperature=1.0)
+    for _ in range(4):
+        view = page.act("step")
+        assert not view["status"]["notice"]
+    assert view["equality"]["state"] == "not_expected"
+
+
+def test_the_text_is_compared_with_plain_greedy(page):
+    page.act("start", prompt="abcdef")
+    page.act("step")
+    page.of().watch._found.result()
+    assert page.act("poll")["equality"]["state"] == "equal"
+    assert page.act("check", on=False)["equality"]["state"] == "off"
+
+
+def test_pin_compares_on_the_same_prefix_only(page):
+    page.act("start", prompt="abcdef")
+    page.act("pin")
+    view = page.act("knob", size=4)
+    assert view["pin"]["here"] and {row["key"] for row in view["pin"]["rows"]} >= {"nodes", "committed"}
+    assert page.act("step")["pin"]["here"] is False
+    assert page.act("back")["pin"]["here"] is True
+    assert page.act("unpin")["pin"] is None
+
+
+def test_two_visitors_never_mix(page):
+    """Each visitor's text equals a solo run, however their steps interleave."""
+    solo = {}
+    for token, prompt in (("a", "abcdef"), ("b", "zyxw")):
+        page.act("start", token, prompt=prompt)
+        for _ in range(6):
+            page.act("step", token)
+        solo[token] = committed(page.of(token))
+        page.sessions.close(token)
+
+    def visit(token, prompt, knobs):
+        page.act("start", token, prompt=prompt)
+        page.act("knob", token, **knobs)
+        for _ in range(10):
+            page.act("step", token)
+
+    threads = [threading.Thread(target=visit, args=("a", "abcdef", {"size": 7})),
+               threading.Thread(target=visit, args=("b", "zyxw", {"top_s": [2, 1, 1, 0]}))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for token in ("a", "b"):
+        tokens = committed(page.of(token))
+        least = min(len(tokens), len(solo[token]))
+        assert tokens[:least] == solo[token][:least] and least >= 6
+        assert page.of(token).prompt == {"a": "abcdef", "b": "zyxw"}[token]
+
+
+def test_the_oldest_idle_session_makes_room_and_its_owner_is_told(page, monkeypatch):
+    monkeypatch.setattr(hosts, "MAX_SESSIONS", 2)
+    page.act("start", "old", prompt="abcdef")
+    page.act("hello", "second")
+    page.act("hello", "third")
+    assert set(page.sessions._sessions) == {"second", "third"}
+    view = page.act("hello", "old")
+    assert view["steps"]["count"] == 0 and "idle" in view["status"]["notice"]
+
+
+def test_a_saved_session_opens_again_without_a_model(page):
+    page.act("start", prompt="abcdef")
+    page.act("step")
+    page.act("back")
+    page.act("knob", size=5)
+    page.act("step")
+    text = page.sessions.record("one")
+    recording = records.from_json(text)
+    assert records.to_json(recording) == text
+    found = hosts.Sessions({})
+    found._opening = recording
+    view = json.loads(found.act("x", "hello", {}))
+    assert view["run"]["recorded"] and view["run"]["banner"]
+    assert found.session("x").knobs.walls == Walls()
+    first = json.loads(found.act("x", "goto", {"index": 0}))
+    assert first["steps"]["index"] == 0
+    narrow = json.loads(found.act("x", "knob", {"temperature": 1.0, "size": 3}))
+    assert narrow["knobs"]["badge"]["kind"] == "subtree" and len(narrow["tree"]["nodes"]) == 4
+    wide = json.loads(found.act("x", "knob", {"top_s": [10, 10, 0, 0], "size": 100}))
+    assert wide["status"]["notice"] and wide["tree"]["nodes"][1]["verdict"] == "unverified"
+    assert json.loads(found.act("x", "start", {"prompt": "hi"}))["status"]["notice"]
+
+
+def test_a_recording_goes_on_live_where_it_stopped(page):
+    page.act("start", prompt="abcdef")
+    page.act("step")
+    recording = records.from_json(page.sessions.record("one"))
+    page.sessions._opening = recording
+    view = page.act("hello", "late")
+    assert view["run"]["recorded"]
+    for _ in range(3):
+        view = page.act("step", "late")
+    assert not view["run"]["recorded"]
+    tokens = committed(page.of("late"))
+    assert tokens == page.text[: len(tokens)] and len(tokens) > len(committed(page.of()))
+
+
+def test_a_failing_model_leaves_the_last_good_step(page, monkeypatch):
+    page.act("start", prompt="abcdef")
+    good = page.act("step")
+
+    def broken(*_, **__):
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(page.sessions.host.engine.backbone, "verify", broken)
+    view = page.act("step")
+    assert "out of memory" in view["status"]["notice"] and view["steps"] == good["steps"]
+    monkeypatch.undo()
+    for _ in range(3):
+        page.act("step")
+    tokens = committed(page.of())
+    assert tokens == page.text[: len(tokens)]

@@ -32,7 +32,10 @@ export function createControls(app) {
       parts.play.disabled = !can.play;
       parts.verify.hidden = !view.run.verify;
       parts.verify.textContent = view.run.verify;
+      parts.verify.disabled = view.run.verify_blocked !== '';
+      parts.verify.title = view.run.verify_blocked;
       drawPhases(app, view);
+      this.phase();
     },
     phase() {
       for (const button of parts.phases) {

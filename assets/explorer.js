@@ -1,23 +1,29 @@
 // The Explorer page: everything on it is drawn from one view, which the session answers to every action.
 
 import { frame, translator } from './dom.js';
+import { createCompare } from './compare.js';
 import { createControls, drawStatus, playback } from './controls.js';
+import { createExports } from './exports.js';
+import { createGains } from './gains.js';
 import { createKnobs } from './knobs.js';
 import { buildLayout } from './layout.js';
 import { Link } from './link.js';
 import { Motion } from './motion.js';
 import { createOutline } from './outline.js';
 import { createCache, createHeads, createMerits, createVerdict } from './panels.js';
-import { createMask, createTree } from './figures.js';
+import { createMask, createTree, unpacked } from './figures.js';
+import { Screen } from './screen.js';
 import { Selection } from './selection.js';
 import { createText } from './text.js';
+import { Tooltip } from './tooltip.js';
 import { installKeys, installTabs, installTheme } from './shell.js';
 
 const PROPOSED = 1;
 const ARRIVAL = 3;
-const KEEPS_PHASE = ['knob', 'preset', 'poll', 'verify', 'open', 'fold'];
+const KEEPS_PHASE = ['knob', 'preset', 'poll', 'verify', 'open', 'fold', 'screen', 'pin', 'unpin', 'check'];
 
-// Builds the page inside `element`. `session` is {texts, lang, options, act(action, payload), poll(), waiting()}.
+// Builds the page inside `element`. `session` is {texts, lang, options, act(action, payload), poll(), waiting(),
+// record(), written()}.
 export function mount(element, session) {
   const app = createApp(element, session);
   installTheme(app);
@@ -25,34 +31,45 @@ export function mount(element, session) {
   installKeys(app);
   app.root.addEventListener('mv:select', () => select(app));
   app.act('hello');
+  app.screen.report(app);
   return { destroy: () => app.link.close() };
 }
 
 function createApp(element, session) {
   const t = translator(session.texts);
+  element.lang = document.documentElement.lang = session.lang;
   const parts = buildLayout(element, t);
   const app = {
-    root: element, parts, t, options: session.options, view: null, phase: ARRIVAL, playing: null,
-    phone: matchMedia('(max-width: 767px)'), selection: new Selection(element),
+    root: element, parts, t, session, options: session.options, view: null, phase: ARRIVAL, playing: null,
+    screen: new Screen(element), tip: new Tooltip(element), selection: new Selection(element),
   };
-  element.lang = session.lang;
   Object.assign(app, playback(app));
   app.link = new Link(session, {
-    onView: (view, job) => show(app, view, job),
-    onWaiting: (n) => { if (n > 0) parts.status.textContent = t('ui.waiting', { n }); },
+    onView: (view, job) => show(app, unpacked(view), job),
+    onWaiting: (n) => { if (n > 0) app.say(t('ui.waiting', { n })); },
     onError: () => lost(app),
     onBusy: (busy) => { element.dataset.busy = String(busy); },
   });
   app.act = (action, payload) => app.link.act(action, payload);
+  app.say = (sentence) => { parts.status.textContent = sentence; };
   app.predict = () => parts.predict.checked;
   app.setPhase = (phase) => setPhase(app, phase);
   app.tree = createTree(app);
   app.mask = createMask(app);
   app.motion = new Motion(parts, app.tree.plot);
   app.knobs = createKnobs(app);
-  app.panels = [createText(app), createControls(app), createOutline(app), createVerdict(app), createHeads(app),
-    createCache(app), createMerits(app), app.knobs, app.mask];
+  app.outline = createOutline(app);
+  app.tabPanels = [whenOpen(parts.verdict, createVerdict(app)), whenOpen(parts.heads, createHeads(app)),
+    whenOpen(parts.gains, createGains(app))];
+  app.panels = [createText(app), createControls(app), ...app.tabPanels, createCache(app), createMerits(app), app.knobs,
+    createCompare(app), createExports(app), app.mask];
   return app;
+}
+
+// A panel behind another tab is drawn when its tab is opened.
+function whenOpen(element, panel) {
+  const own = (name) => (...values) => { if (!element.hidden) panel[name]?.(...values); };
+  return { draw: own('draw'), select: own('select'), phase: own('phase') };
 }
 
 // The last good step stays; only the status line changes.
@@ -68,14 +85,18 @@ async function show(app, view, job) {
   app.view = view;
   drawStatus(app, view.status, view.run);
   if (!KEEPS_PHASE.includes(job.action)) app.phase = app.predict() ? PROPOSED : ARRIVAL;
+  app.root.dataset.phase = app.phase;
+  app.tip.hide();
   app.selection.bind(view.tree.nodes);
+  // The tree comes first on a wide screen; there the outline is only read, and follows it.
+  if (app.screen.phone) app.outline.draw();
   for (const panel of app.panels) panel.draw(view);
-  phaseChanged(app);
-  select(app);
+  describe(app);
   mark(app);
   await drawTree(app, before, job);
   const ms = performance.now() - job.at;
   app.root.dataset.repaint = ms.toFixed(0);
+  if (!app.screen.phone) app.outline.draw();
   app.knobs.measured(view, ['knob', 'preset'].includes(job.action) ? ms : null);
   mark(app);
 }
@@ -105,13 +126,12 @@ function setPhase(app, phase) {
 
 function phaseChanged(app) {
   app.root.dataset.phase = app.phase;
-  for (const panel of app.panels) panel.phase?.();
+  for (const panel of [...app.panels, app.outline]) panel.phase?.();
 }
 
 function select(app) {
   if (!app.view) return;
-  for (const panel of app.panels) panel.select?.();
-  app.tree.select();
+  for (const panel of [...app.panels, app.outline, app.tree]) panel.select?.();
   describe(app);
   mark(app);
 }

@@ -29,10 +29,13 @@ function header(parts, t) {
   parts.model = h('p', { class: 'mv-model' });
   parts.banner = h('p', { class: 'mv-banner', hidden: true });
   parts.theme = h('button', { id: 'theme', class: 'mv-tool', 'aria-label': t('ui.theme'), title: t('ui.theme') }, icon('theme'));
+  parts.projector = h('button', { id: 'projector', class: 'mv-tool', 'aria-label': t('ui.projector'), title: t('ui.projector') },
+    icon('projector'));
   parts.help = h('button', { id: 'help', class: 'mv-tool', 'aria-label': t('ui.help'), title: t('ui.help') }, icon('help'));
   parts.progress = h('div', { class: 'mv-progress', hidden: true });
   return h('header', { class: 'mv-header' },
-    h('h1', {}, t('ui.title')), parts.model, parts.status, parts.banner, parts.theme, parts.help, parts.progress);
+    h('h1', {}, t('ui.title')), parts.model, parts.status, parts.banner, parts.theme, parts.projector, parts.help,
+    parts.progress);
 }
 
 function textStrip(parts, t) {
@@ -88,11 +91,12 @@ function treePanel(parts, t) {
   parts.outline = h('div', { class: 'mv-outline', role: 'tree', tabindex: 0, 'aria-label': t('ui.outline') });
   parts.overlay = h('div', { class: 'mv-overlay', 'aria-hidden': 'true' });
   parts.predict = h('input', { type: 'checkbox', id: 'predict' });
-  parts.verify = h('button', { id: 'verify', class: 'mv-action', hidden: true });
+  parts.verify = h('button', { id: 'verify', class: 'mv-action', hidden: true, 'aria-describedby': 'headline' });
   parts.sentence = h('p', { class: 'mv-sentence' });
   parts.tree = h('div', { id: 'tree', class: 'mv-tree', tabindex: -1 }, parts.treePlot, parts.overlay, parts.outline);
   return h('section', { class: 'mv-panel mv-tree-panel', 'data-panel': 'tree', 'aria-label': t('ui.tree') },
-    h('div', { class: 'mv-panel-head' }, h('h2', {}, t('ui.tree')), legend(t), parts.verify,
+    h('div', { class: 'mv-panel-head' }, h('h2', {}, t('ui.tree')), legend(t), h('span', { class: 'mv-showing' }, t('ui.showing_a')),
+      parts.verify,
       h('label', { class: 'mv-predict', title: t('ui.predict_hint') }, parts.predict, t('ui.predict')), parts.drawer),
     parts.tree, parts.sentence);
 }
@@ -107,12 +111,15 @@ function maskPanel(parts, t) {
   parts.lens = h('div', { class: 'mv-lens', hidden: true });
   parts.mask = h('div', { id: 'mask', class: 'mv-mask', tabindex: 0, 'aria-label': t('ui.mask'), role: 'group' },
     parts.maskPlot, parts.lens);
+  parts.causal = h('input', { type: 'checkbox', id: 'causal' });
+  parts.causalLabel = h('label', { class: 'mv-predict' }, parts.causal, t('ui.causal'));
   parts.cacheCells = h('div', { class: 'mv-cells' });
   parts.cacheText = h('p', { class: 'mv-cache-text' });
   parts.cache = h('div', { id: 'cache', class: 'mv-cache', role: 'group', 'aria-label': t('ui.cache') },
     parts.cacheCells, parts.cacheText);
   return h('section', { class: 'mv-panel mv-mask-panel', 'data-panel': 'mask', 'aria-label': t('ui.mask') },
-    h('div', { class: 'mv-panel-head' }, h('h2', {}, t('ui.mask')), h('span', { class: 'mv-axis-note' }, t('ui.mask_note'))),
+    h('div', { class: 'mv-panel-head' }, h('h2', {}, t('ui.mask')), h('span', { class: 'mv-axis-note' }, t('ui.mask_note')),
+      parts.causalLabel),
     parts.mask, parts.cache);
 }
 
@@ -120,12 +127,13 @@ function tabsPanel(parts, t) {
   parts.verdict = h('div', { id: 'verdict', class: 'mv-verdict', role: 'tabpanel' });
   parts.table = h('div', { class: 'mv-table' });
   parts.heads = h('div', { id: 'heads-table', class: 'mv-heads', role: 'tabpanel', tabindex: 0 }, parts.table);
-  parts.tabs = ['verdict', 'heads'].map((name) => h('button',
+  parts.gains = h('div', { id: 'gains', class: 'mv-verdict', role: 'tabpanel', tabindex: 0, 'aria-labelledby': 'tab-gains' });
+  parts.tabs = ['verdict', 'heads', 'gains'].map((name) => h('button',
     { role: 'tab', id: `tab-${name}`, 'data-tab': name, 'aria-selected': 'false' }, t(`ui.tab_${name}`)));
   parts.verdict.setAttribute('aria-labelledby', 'tab-verdict');
   parts.heads.setAttribute('aria-labelledby', 'tab-heads');
   return h('section', { class: 'mv-panel mv-tabs-panel', 'data-panel': 'verdict', 'aria-label': t('ui.panels') },
-    h('div', { class: 'mv-tabs', role: 'tablist' }, ...parts.tabs), parts.verdict, parts.heads);
+    h('div', { class: 'mv-tabs', role: 'tablist' }, ...parts.tabs), parts.verdict, parts.heads, parts.gains);
 }
 
 function sliderStrip(parts, t) {
@@ -137,7 +145,7 @@ function sliderStrip(parts, t) {
 }
 
 function helpDialog(parts, t) {
-  const keys = ['arrows', 'home', 'end', 'space', 'comma', 'escape', 'mouse'];
+  const keys = ['arrows', 'home', 'end', 'space', 'comma', 'pin', 'show', 'escape', 'mouse'];
   parts.dialog = h('dialog', { class: 'mv-dialog', 'aria-label': t('ui.help') },
     h('h2', {}, t('ui.help')),
     h('dl', {}, ...keys.flatMap((key) => [h('dt', {}, t(`ui.key_${key}`)), h('dd', {}, t(`ui.key_${key}_does`))])),

@@ -26,7 +26,7 @@ export function createOutline(app) {
   });
 
   function draw() {
-    const rows = visibleRows(app, open ? MOST : app.phone.matches ? FOLD_PHONE : FOLD);
+    const rows = visibleRows(app, open ? MOST : app.screen.phone ? FOLD_PHONE : FOLD);
     const folded = app.selection.nodes.size - rows.size;
     const items = inOrder(app.selection).filter((node) => rows.has(node.row)).map((node) => item(app, node));
     if (folded > 0) items.push(h('div', { class: 'mv-folded' }, app.t('ui.folded', { n: folded })));

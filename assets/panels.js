@@ -1,5 +1,6 @@
 // Verdict, heads, cache strip and merits: plain elements, so that they can be read, clicked and focused.
 
+import { compareTiles } from './compare.js';
 import { h, replaceTail, symbol } from './dom.js';
 
 const CELL_LIMIT = 128;
@@ -19,7 +20,8 @@ export function createVerdict(app) {
     const verdict = app.phase > 1 ? view.verdict.rows[String(parent)] : null;
     parts.verdict.dataset.parent = parent;
     if (!verdict) {
-      const why = app.phase > 1 ? 'ui.verdict_none' : 'ui.verdict_later';
+      const asked = app.phase > 1 && view.phases[1].ms !== null;
+      const why = asked ? 'ui.verdict_none' : 'ui.verdict_later';
       parts.verdict.replaceChildren(h('p', { class: 'mv-empty' }, view.steps.count ? t(why) : ''));
       return;
     }
@@ -76,6 +78,7 @@ export function createHeads(app) {
     draw(view) {
       const keys = view.heads.head.map((head) => JSON.stringify(head));
       replaceTail(parts.table, keys, (index) => headColumn(view.heads.head[index]));
+      this.select();
     },
     select() {
       const path = app.selection.ancestors(app.selection.shown.row).map((row) => app.selection.nodes.get(row));
@@ -115,17 +118,18 @@ export function createCache(app) {
   return {
     draw(view) {
       const { cache } = view;
-      const shown = cache.rows.length > CELL_LIMIT ? cache.rows.filter((cell) => cell.verdict_kept) : cache.rows;
-      const rest = cache.rows.length - shown.length;
-      const cells = shown.map((one) => `${view.steps.index} ${one.row} ${one.verdict_kept}`);
+      const keeps = new Set(cache.kept);
+      const shown = cache.rows > CELL_LIMIT ? cache.kept : Array.from({ length: cache.rows }, (_, row) => row);
+      const rest = cache.rows - shown.length;
+      const cells = shown.map((row) => `${view.steps.index} ${row} ${keeps.has(row)}`);
       const keys = [`prefix ${cache.prefix}`, ...cells, `rest ${rest}`];
       parts.cacheCells.style.setProperty('--cells', Math.max(shown.length, 12));
       let kept = 0;
-      const slots = shown.map((cell) => (cell.verdict_kept ? kept++ : null));
+      const slots = shown.map((row) => (keeps.has(row) ? kept++ : null));
       const last = slots.lastIndexOf(kept - 1);
       const block = h('span', { class: 'mv-prefix', title: t('ui.cache_prefix', { n: cache.prefix }) }, String(cache.prefix));
       const others = h('span', { class: 'mv-rest', hidden: rest === 0 }, t('ui.cache_rest', { n: rest }));
-      const cell = (at) => h('i', { 'data-row': shown[at].row, 'data-kept': String(shown[at].verdict_kept),
+      const cell = (at) => h('i', { 'data-row': shown[at], 'data-kept': String(keeps.has(shown[at])),
         'data-last': String(at === last), style: `--slide:${(slots[at] ?? at) - at}` });
       replaceTail(parts.cacheCells, keys, (index) => (index === 0 ? block : index > shown.length ? others : cell(index - 1)));
       parts.cacheText.textContent = parts.cacheText.title = cache.text;
@@ -142,21 +146,31 @@ export function createCache(app) {
 }
 
 export function createMerits(app) {
-  const { parts } = app;
+  const { parts, t } = app;
+  const check = h('input', { type: 'checkbox', id: 'check', 'aria-label': t('ui.check'),
+    onchange: () => app.act('check', { on: check.checked }) });
+  const told = h('span', { class: 'mv-equality-text' });
+  const equality = h('label', { class: 'mv-merit mv-equality', 'data-key': 'equality', title: t('ui.check') },
+    h('span', { class: 'mv-merit-label' }, check, t('ui.equality')), told);
+  const tiles = h('div', { class: 'mv-tiles' });
+  parts.merits.replaceChildren(tiles, equality);
   return {
     draw(view) {
-      const tiles = view.merits.map((merit) => h('div',
-        { class: 'mv-merit', 'data-key': merit.key, title: `${merit.hint} ${merit.note}` },
-        h('span', { class: 'mv-merit-label' }, merit.label),
-        merit.key === 'depth' && merit.bars.length ? null : h('strong', {}, merit.value),
-        merit.bars.length ? bars(merit.bars, merit.key === 'depth') : null,
-        h('span', { class: 'mv-merit-note' }, merit.note)));
-      const { equality } = view;
-      tiles.push(h('div', { class: 'mv-merit mv-equality', 'data-key': 'equality', 'data-state': equality.state },
-        h('span', { class: 'mv-merit-label' }, app.t('ui.equality')), h('span', { class: 'mv-equality-text' }, equality.text)));
-      parts.merits.replaceChildren(...tiles);
+      tiles.replaceChildren(...(view.pin?.here ? compareTiles(view, t) : view.merits.map(tile)));
+      equality.dataset.state = view.equality.state;
+      told.textContent = view.equality.text;
+      check.checked = view.equality.on;
+      check.disabled = view.run.recorded;
     },
   };
+}
+
+function tile(merit) {
+  return h('div', { class: 'mv-merit', 'data-key': merit.key, title: `${merit.hint} ${merit.note}` },
+    h('span', { class: 'mv-merit-label' }, merit.label),
+    merit.key === 'depth' && merit.bars.length ? null : h('strong', {}, merit.value),
+    merit.bars.length ? bars(merit.bars, merit.key === 'depth') : null,
+    h('span', { class: 'mv-merit-note' }, merit.note));
 }
 
 // Shares stand on a scale from 0 to 1 with their numbers; milliseconds are compared with the longest.

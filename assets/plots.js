@@ -4,9 +4,10 @@ import { frame } from './dom.js';
 
 const INK = { light: '#1F2933', dark: '#F3F4F6' };
 const HALO_LIMIT = 120;
+const CROSS = '#7B8794';
 
 export class Plot {
-  // onClick and onHover get the Plotly point; onHover gets null when the mouse leaves.
+  // onClick and onHover get the Plotly point, onHover the mouse event too; it gets null when the mouse leaves.
   constructor(host, { name, palette, onClick, onHover }) {
     Object.assign(this, { host, name, palette, onClick, onHover });
     this.plot = host.appendChild(document.createElement('div'));
@@ -17,7 +18,13 @@ export class Plot {
   }
 
   // Draws the newest figure on the next frame; resolves once it is on screen (at once while the host is hidden).
-  draw(data, layout) {
+  // A figure with the key of the one on screen is the same and is only marked.
+  draw(data, layout, key = null) {
+    if (key !== null && key === this.key) {
+      this.mark(this.marks);
+      return this.waiting ?? Promise.resolve();
+    }
+    this.key = key;
     this.figure = { data, layout };
     this.waiting ??= frame().then(() => {
       this.waiting = null;
@@ -31,7 +38,7 @@ export class Plot {
     const height = this.host.clientHeight;
     if (!this.figure || !width || !height) return;
     const { data, layout } = this.dark ? recolour(this.figure, this.palette) : this.figure;
-    const full = { ...structuredClone(layout), width, height, autosize: false,
+    const full = { ...layout, xaxis: { ...layout.xaxis }, yaxis: { ...layout.yaxis }, width, height, autosize: false,
       shapes: [...(layout.shapes ?? []), ...this.marks] };
     full.uirevision ??= this.name;
     await globalThis.Plotly.react(this.plot, data, full, config());
@@ -43,7 +50,7 @@ export class Plot {
     if (this.bound) return;
     this.bound = true;
     this.plot.on('plotly_click', (event) => this.onClick(event.points[0]));
-    this.plot.on('plotly_hover', (event) => this.onHover(event.points[0]));
+    this.plot.on('plotly_hover', (event) => this.onHover(event.points[0], event.event));
     this.plot.on('plotly_unhover', () => this.onHover(null));
   }
 
@@ -57,13 +64,19 @@ export class Plot {
   resize() {
     const { clientWidth: width, clientHeight: height } = this.host;
     if (width && height && this.size !== `${width}×${height}` && this.figure) {
-      this.draw(this.figure.data, this.figure.layout);
+      this.redraw();
     }
   }
 
   setTheme(dark) {
     this.dark = dark;
-    if (this.figure) this.draw(this.figure.data, this.figure.layout);
+    if (this.figure) this.redraw();
+  }
+
+  redraw() {
+    const { key } = this;
+    this.key = null;
+    this.draw(this.figure.data, this.figure.layout, key);
   }
 
   // Pixel position of a data point inside the host, or null before the first draw.
@@ -112,6 +125,28 @@ export function treeMarks(selection, ink, at) {
   const hovered = selection.nodes.get(preview);
   if (hovered && hovered !== node && at(hovered)) shapes.push(ring(...at(hovered), 12, { color: ink, width: 1.5 }));
   return shapes;
+}
+
+// A double ring round every node whose verdict is not what it was in the pinned step.
+export function differenceMarks(selection, rows, color, at) {
+  return rows.slice(0, HALO_LIMIT).map((row) => selection.nodes.get(row)).filter((node) => node && at(node))
+    .flatMap((node) => [ring(...at(node), 10, { color, width: 1.5 }), ring(...at(node), 14, { color, width: 1.5 })]);
+}
+
+// A grey cross on every cell that a plain causal mask, which sees all earlier rows, would open but the tree closes.
+export function causalCrosses(selection) {
+  const cells = { x: [], y: [] };
+  for (const row of selection.nodes.keys()) {
+    const seen = new Set(selection.ancestors(row));
+    for (let column = 0; column < row; column += 1) {
+      if (seen.has(column)) continue;
+      cells.x.push(column);
+      cells.y.push(row);
+    }
+  }
+  const size = selection.nodes.size > 25 ? 4 : 7;
+  return { type: 'scatter', mode: 'markers', name: 'causal', ...cells, hoverinfo: 'skip',
+    marker: { symbol: 'x-thin', size, color: CROSS, line: { color: CROSS, width: 1.2 } } };
 }
 
 // Mask: a frame round the selected row and column, a thinner one round the hovered row.

@@ -1,5 +1,8 @@
 // Theme, tabs and keys: what belongs to the page as a whole.
 
+import { showA, togglePin } from './compare.js';
+import { recall, remember } from './screen.js';
+
 const THEME_KEY = 'medusa-viz-theme';
 
 // The class `dark` on the body is the one switch; Gradio sets it from the system, the button turns it.
@@ -25,26 +28,9 @@ export function installTheme(app) {
   apply();
 }
 
-// Storage may be closed to us (private windows, embedded frames); the theme then lasts as long as the page.
-function recall(key) {
-  try {
-    return localStorage.getItem(key);
-  } catch {
-    return null;
-  }
-}
-
-function remember(key, value) {
-  try {
-    localStorage.setItem(key, value);
-  } catch {
-    // Nothing to keep it in.
-  }
-}
-
 export function installTabs(app) {
   const { parts } = app;
-  const panels = { verdict: parts.verdict, heads: parts.heads };
+  const panels = { verdict: parts.verdict, heads: parts.heads, gains: parts.gains };
   const open = (name) => {
     for (const tab of parts.tabs) {
       const own = tab.dataset.tab === name;
@@ -52,6 +38,7 @@ export function installTabs(app) {
       tab.tabIndex = own ? 0 : -1;
       panels[tab.dataset.tab].hidden = !own;
     }
+    if (app.view) app.tabPanels.forEach((panel) => panel.draw(app.view));
   };
   for (const tab of parts.tabs) {
     tab.addEventListener('click', () => open(tab.dataset.tab));
@@ -95,11 +82,14 @@ export function installKeys(app) {
     if (event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey || parts.dialog.open) return;
     if (!root.contains(event.target) && event.target !== document.body) return;
     if (event.target.matches?.(event.key === ' ' ? 'input, textarea, select, button' : 'input, textarea, select')) return;
-    const action = { ' ': () => advance(app), ',': () => press(parts.back), '.': () => press(parts.forward) }[event.key];
+    const action = { ' ': () => advance(app), ',': () => press(parts.back), '.': () => press(parts.forward),
+      p: () => togglePin(app), P: () => togglePin(app), '\\': () => showA(app, true) }[event.key];
     if (!action) return;
     event.preventDefault();
     action();
   });
+  document.addEventListener('keyup', (event) => { if (event.key === '\\') showA(app, false); });
+  addEventListener('blur', () => showA(app, false));
   root.addEventListener('pointerdown', () => app.motion.skip());
 }
 

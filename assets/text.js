@@ -49,6 +49,7 @@ export function createText(app) {
       drawChips(app, view);
       drawBranches(app, view);
       drawSlider(app, view);
+      this.select();
     },
     select() {
       const { path } = app.selection;

@@ -50,7 +50,6 @@ def test_a_view_is_complete_for_any_tree_and_rule(shape, acceptance, seed, agree
     orjson.dumps(made, option=orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY)
     n = shape.nodes
     assert [node["row"] for node in made["tree"]["nodes"]] == list(range(n + 1))
-    assert [row["row"] for row in made["mask"]["rows"]] == list(range(n + 1))
     assert set(made["rows"]) == set(map(str, range(n + 1)))
     assert all(entry["sentence"] and "{" not in entry["sentence"] for entry in made["rows"].values())
     assert [node["verdict"] for node in made["tree"]["nodes"]] == step.verdict.verdict
@@ -81,7 +80,7 @@ def test_unverified_step_has_tree_mask_and_counts_but_no_verdicts():
     made = view.build(make_snapshot([step], walls=Walls((8, 8, 8, 8), 4680)), T)
     assert made["run"]["verify"] == "Verify 4,680 nodes (about 15 s here)"
     assert made["headline"]["text"].startswith("Drawn, not verified: 4,680 drafted tokens on 4,096 paths.")
-    assert len(made["tree"]["nodes"]) == len(made["mask"]["rows"]) == 4681 and made["verdict"]["rows"] == {}
+    assert len(made["tree"]["nodes"]) == made["cache"]["rows"] == 4681 and made["verdict"]["rows"] == {}
     assert {node["verdict"] for node in made["tree"]["nodes"]} == {records.UNVERIFIED}
     assert made["tree"]["ghost"] is None and made["text"]["pending"] == [] and made["knobs"]["badge"]["kind"] == ""
     assert made["knobs"]["readout"] == ("8·8·8·8 → 4,680 possible nodes (8+64+512+4,096), 4,096 paths; "

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Collection, Sequence
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from medusa_viz.decoding import acceptance
+from medusa_viz.decoding.live import LiveRun, Look, Position
+from medusa_viz.decoding.settings import Acceptance
 from medusa_viz.decoding.tree import TreeShape, from_paths
 from medusa_viz.models.backbone import Backbone
 from medusa_viz.models.device import Placement
@@ -126,3 +132,37 @@ def plain_greedy(of: Backbone, ids: Sequence[int], tokens: int, end_ids: Collect
     while len(text) < tokens and not (text and text[-1] in end_ids):
         text.append(int(plain_logits(of, [*ids, *text])[-1].argmax()))
     return text
+
+
+def engine(of: Backbone, drafter: Drafter) -> SimpleNamespace:
+    """What a live run needs of an engine."""
+    return SimpleNamespace(backbone=of, drafter=drafter)
+
+
+def greedy_rows(look: Look) -> list[int]:
+    """Rows that greedy acceptance takes, read off the look alone."""
+    own = np.array(look.verification.rank) == 0
+    own[0] = True
+    return acceptance.longest_path(look.shape, acceptance.passed(look.shape, own))
+
+
+def greedy_step(run: LiveRun, position: Position, shape: TreeShape) -> tuple[Look, list[int], Position]:
+    """Look, commit, and the position behind."""
+    look = run.look(position, shape, Acceptance())
+    rows = greedy_rows(look)
+    tokens = [look.drafts.token[row] for row in rows]
+    return look, tokens, run.advance(look, rows, tokens, look.verification.top[rows[-1]].ids[0])[0]
+
+
+def fail_in_third_chunk(monkeypatch: Any, of: Backbone) -> None:
+    """Lets the backbone prefill three tokens at a time, and fail at the third time: six are in the cache by then."""
+    calls, forward = [], of._forward
+
+    def failing(*args, **kwargs):
+        calls.append(1)
+        if len(calls) == 3:
+            raise RuntimeError("out of memory")
+        return forward(*args, **kwargs)
+
+    monkeypatch.setattr("medusa_viz.models.backbone.PREFILL_CHUNK", 3)
+    monkeypatch.setattr(of, "_forward", failing)

@@ -52,7 +52,8 @@ class Acceptance(Checked):
     temperature: float = setting(0.0, "softmax temperature of the backbone; 0 means greedy", 0.0, 2.0, 0.1)
     epsilon: float = setting(0.09, "typical acceptance: the hard threshold ε", 0.01, 1.0, 0.01)
     delta: float = setting(0.3, "typical acceptance: the factor δ before e^(−entropy)", 0.01, 1.0, 0.01)
-    top_p: float = setting(1.0, "rejection: draw from the smallest set of tokens that holds this probability", 0.05, 1.0, 0.05)
+    top_p: float = setting(1.0, "rejection: draw from the smallest set of tokens that holds this probability",
+                           0.05, 1.0, 0.05)
     seed: int = setting(0, "rejection: seed of the draws", 0, 2**31 - 1, 1)
 
     @property

@@ -195,7 +195,8 @@ def parse_paths(text: str) -> tuple[TreeShape, list[str]]:
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         raise TreeError("The tree is not a list of paths such as [[0], [1], [0, 0]].") from None
     if not isinstance(entries, (list, tuple)):
-        raise TreeError(f"The tree is a {type(entries).__name__}; a list of paths such as [[0], [1], [0, 0]] is needed.")
+        raise TreeError(f"The tree is of type {type(entries).__name__}; a list of paths such as [[0], [1], [0, 0]] is "
+                        "needed.")
     return _normalised(entries)
 
 

@@ -27,7 +27,8 @@ class Folded:
         return sum(self.hidden.values())
 
 
-def fold(shape: TreeShape, path_p: Sequence[float], keep: Iterable[int] = (), above: int = FOLD_ABOVE) -> Folded:
+def fold(shape: TreeShape, path_p: Sequence[float], keep: Iterable[int] = (), above: int = FOLD_ABOVE,
+         most_lines: int = MOST_LINES) -> Folded:
     """Rows to draw: all of a small tree; of a large one `keep` first, then the best path probabilities."""
     if shape.nodes <= above:
         return Folded(list(range(shape.nodes + 1)), {})
@@ -35,7 +36,7 @@ def fold(shape: TreeShape, path_p: Sequence[float], keep: Iterable[int] = (), ab
     for row in keep:
         chosen.add(row)
     for row in np.argsort(-np.asarray(path_p), kind="stable").tolist():
-        if len(chosen.rows) > above or chosen.lines >= MOST_LINES:
+        if len(chosen.rows) > above or chosen.lines >= most_lines:
             break
         chosen.add(row)
     visible = sorted(chosen.rows)

@@ -26,6 +26,8 @@ _CROWDED = 30  # lines
 _BEFORE, _BEYOND, _AFTER = 18, 118, 78  # pixels: left of the root, last column to a ghost after it, right of that
 _ROOMY = 24  # up to this many lines, families included, every family is followed by a free line
 _FEWEST_LINES = 5
+HEADERS, LEAST_LINE = 60, 9
+"""Pixels of a panel that are no lines of the tree, and of the thinnest line a label fits in."""
 _EM = 0.61  # width of a monospaced character, in font sizes
 _NARROW = 64  # pixels of a column below which labels are small and have no tick
 

@@ -26,6 +26,7 @@ CLOSED, ANCESTOR, SELF = 0, 1, 2
 _LABELS, _PREFIX = 118, 64  # pixels left of the cells
 _TOP, _BARS, _BOTTOM = 24, 7, 18  # pixels: titles and bars over the columns, the caption under them
 _CELL = 20  # pixels at most
+_GLYPH = 8  # pixels of a cell from which a glyph fits
 _POOLED = 128  # pixels of the overview at most, so that one is about two on the screen
 _LABEL_COLUMNS = 9
 
@@ -78,7 +79,7 @@ def figure(drawing: MaskDrawing, t: Texts) -> dict:
     """Plotly dict {layout, data}."""
     rows = drawing.shape.nodes + 1
     scale = _scale(rows, drawing.room)
-    cells = _overview(drawing.shape) if kind(rows) == "overview" else _heatmap(drawing.shape)
+    cells = _overview(drawing.shape) if kind(rows) == "overview" else _heatmap(drawing.shape, min(scale.cell_x, scale.cell_y))
     return {"data": [_prefix_block(drawing, scale), cells, _grid(rows), _bands(drawing, scale),
                      _kept_bars(drawing, scale)],
             "layout": _layout(drawing, scale, t)}
@@ -165,14 +166,14 @@ def _prefix_block(drawing: MaskDrawing, scale: _Scale) -> dict:
         "marker": {"color": palette.LINE, "line": {"width": 0},
                    "pattern": {"shape": "/", "fgcolor": palette.MASK_ANCESTOR, "bgcolor": palette.LINE, "size": 7,
                                "solidity": 0.15}},
-        "hoverinfo": "skip",
+        "hoverinfo": "none",
     }
 
 
-def _heatmap(shape: TreeShape) -> dict:
+def _heatmap(shape: TreeShape, cell: float) -> dict:
     """Hover says nothing itself: the page words a cell when one is looked at."""
     z = shape.mask.astype(np.int8) + np.eye(len(shape.parent), dtype=np.int8)
-    glyphs = len(z) <= GLYPHS_UP_TO
+    glyphs = len(z) <= GLYPHS_UP_TO and cell >= _GLYPH
     steps = (palette.GROUND, palette.MASK_ANCESTOR, palette.MASK_SELF)
     trace = {
         "type": "heatmap", "name": "mask", "z": z.tolist(), "zmin": CLOSED, "zmax": SELF, "showscale": False,
@@ -182,7 +183,7 @@ def _heatmap(shape: TreeShape) -> dict:
     if glyphs:
         trace["text"] = [["✓" if cell else "" for cell in row] for row in z.tolist()]
         trace["texttemplate"] = "%{text}"
-        trace["textfont"] = {"color": palette.GROUND, "size": 10}
+        trace["textfont"] = {"color": palette.GROUND, "size": min(10, int(cell) - 1)}
     return trace
 
 

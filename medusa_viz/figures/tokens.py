@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Iterable
 from functools import lru_cache
 
 _SPACE = "␣"
 # The codec's ␠ and ␍ are in no font that Linux desktops commonly have; the open box and the arrows are.
 _MARKS = {" ": _SPACE, "␠": _SPACE, "\n": "⏎", "\r": "↵", "␍": "↵", "\t": "⇥", "\ufffd": "<U+FFFD>"}
+_UNMARKED = str.maketrans({"␠": " ", "␣": " ", "⏎": "\n", "␍": "\r", "⇥": "\t"})
 _BYTES = re.compile("(<[0-9A-F]{2}(?: [0-9A-F]{2})*>)")
 _ESCAPES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", "$": "&#36;"})
 
@@ -48,6 +50,15 @@ def quoted(text: str) -> str:
     return f"'{shortened(spaced(text), 24)}'"
 
 
+def plain_text(shown: Iterable[str]) -> str:
+    """Text from the display texts of its tokens: marks become what they stand for, loose bytes are joined."""
+    parts = []
+    for text in shown:
+        for place, part in enumerate(_BYTES.split(text)):
+            parts.append(bytes.fromhex(part[1:-1]) if place % 2 else part.translate(_UNMARKED).encode())
+    return b"".join(parts).decode("utf-8", "replace")
+
+
 def width(text: str) -> int:
     """Columns the text takes in a monospaced font: wide East Asian characters and emoji take two."""
     return sum(0 if unicodedata.combining(character) else 1 + (unicodedata.east_asian_width(character) in "WF")
@@ -65,15 +76,3 @@ def shortened(text: str, columns: int) -> str:
             break
         kept += character
     return kept + "…"
-
-
-def wrapped(sentence: str, columns: int = 64) -> list[str]:
-    """Lines of about `columns` characters, broken at spaces."""
-    lines, line = [], ""
-    for word in sentence.split(" "):
-        if line and len(line) + 1 + len(word) > columns:
-            lines.append(line)
-            line = word
-        else:
-            line = f"{line} {word}" if line else word
-    return [*lines, line]

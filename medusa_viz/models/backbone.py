@@ -167,7 +167,7 @@ class Backbone:
             path = torch.tensor([[*prefix, root, right, below]], device=self.device)
             with torch.inference_mode():  # no mask, position or cache of ours: what the model does by itself
                 expected = self.model(input_ids=path, use_cache=False).logits[0, -1]
-        except (TypeError, ValueError, KeyError, RuntimeError, AttributeError, IndexError, NotImplementedError) as error:
+        except (TypeError, ValueError, KeyError, RuntimeError, AttributeError, IndexError) as error:
             raise BackboneError(f"{self.name} cannot run a tree: {str(error).splitlines()[0]:.160}") from error
         scale = expected.float().abs().max().clamp_min(1e-6)
         half = torch.finfo(seen.dtype).bits < 32

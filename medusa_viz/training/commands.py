@@ -70,9 +70,9 @@ def _train(args: argparse.Namespace, settings: TrainSettings) -> None:
     title = preset.title if preset else str(args.model)
     tokenizer = AutoTokenizer.from_pretrained(source)
     bars = _Bars()
-    job = recipe.Job(backbone.load(source, placement, title, packed=False), title, replies, data.byte_token_ids(tokenizer), settings,
-                     args.out, args.cache or cache_root() / "training", args.whole_text, command_line(args), tqdm.write,
-                     bars)
+    plain = backbone.load(source, placement, title, packed=False)  # autocast and copies need ordinary linears
+    job = recipe.Job(plain, title, replies, data.byte_token_ids(tokenizer), settings, args.out,
+                     args.cache or cache_root() / "training", args.whole_text, command_line(args), tqdm.write, bars)
     try:
         folder = recipe.run(job, args.resume)
     finally:

@@ -74,7 +74,7 @@ def table(result: dict) -> str:
     lines = [f"{result['model']} with heads {result['heads']}, {result['dtype']} on {result['device']} "
              f"({result['cpu']})",
              f"linears: {result['linears']}; tree of {result['tree_nodes']} nodes; {result['prompts']} prompts, up to "
-             f"{result['max_new_tokens']} new tokens, {result['rounds']} rounds", "", head]
+             f"{result['max_new_tokens']} new tokens, rounds: {result['rounds']}", "", head]
     for name, figures in result["methods"].items():
         cells = "".join(f"{form.format(figures[key]):>12}" for _, key, form in COLUMNS)
         slow, fast = figures["spread"]

@@ -39,6 +39,8 @@ class GreedyWatch:
             return Equality(None, "recorded" if recorded else "off")
         if line is not None and not _greedy(line):
             return Equality(None, "not_expected")
+        if line is None or not line.done():
+            return Equality(None, "nothing")
         if self._found is None or self._found.cancelled() or not self._found.done():
             return Equality(None, "waiting")
         difference = self._found.result()

@@ -19,6 +19,7 @@ from medusa_viz.ui import view
 from medusa_viz.ui.knobs import ActionError
 from medusa_viz.ui.session import ExplorerSession
 from medusa_viz.ui.snapshot import ModelStatus
+from medusa_viz.ui.written import written
 
 log = logging.getLogger(__name__)
 OPENING = Path(__file__).resolve().parents[2] / "assets" / "sessions" / "opening.json"
@@ -105,7 +106,8 @@ class Sessions:
                 log.exception("action %s failed", action)
                 session.notice = ("failed", {"name": action[:40]})
             snapshot = session.snapshot(self.host.status, self._sentence(session, token))
-            return orjson.dumps({"stamp": time.monotonic_ns(), **view.build(snapshot, self.texts, session.opened)},
+            shown = view.packed(view.build(snapshot, self.texts, session.opened))
+            return orjson.dumps({"stamp": time.monotonic_ns(), **shown},
                                 option=orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY).decode()
 
     def close(self, token: str) -> None:
@@ -121,6 +123,12 @@ class Sessions:
         session, lock = self._session(token)
         with lock:
             return records.to_json(session.record())
+
+    def written(self, token: str) -> str:
+        """The text that a page's branch has committed so far."""
+        session, lock = self._session(token)
+        with lock:
+            return written(session)
 
     def session(self, token: str) -> ExplorerSession:
         """A page's session."""
@@ -145,6 +153,7 @@ class Sessions:
                 idle = [other for other in self._sessions if other != token and not self._locks[other].locked()]
                 if len(self._sessions) > MAX_SESSIONS and idle:
                     self._sessions.pop(idle[0])
+                    self._locks.pop(idle[0])
                     self._dropped.add(idle[0])
             self._sessions.move_to_end(token)
             return self._sessions[token], self._locks.setdefault(token, threading.Lock())

@@ -31,7 +31,7 @@ const act = (action, payload) => server.act({ token, action, payload });
 trigger('hello', { token });
 import(files + setup.script).then(({ mount }) => mount(element.querySelector('.mv-page'), {
   texts: setup.texts, lang: setup.lang, options: setup.options, act, poll: () => act('poll', {}),
-  waiting: () => act('waiting', {}).then(Number),
+  waiting: () => act('waiting', {}).then(Number), record: () => act('record', {}), written: () => act('written', {}),
 }));
 """
 
@@ -54,8 +54,9 @@ def build(sessions: Sessions, lang: str = "en") -> gr.Blocks:
 
     def act(message: dict) -> str:
         token, action, payload = (message.get(name) for name in ("token", "action", "payload"))
-        if action == "waiting":
-            return str(sessions.waiting(str(token)))
+        asked = {"waiting": sessions.waiting, "record": sessions.record, "written": sessions.written}.get(str(action))
+        if asked:
+            return str(asked(str(token)))
         return sessions.act(str(token), str(action), payload if isinstance(payload, dict) else {})
 
     def hello(event: gr.EventData, request: gr.Request) -> None:

@@ -117,15 +117,11 @@ class Narrator:
         return self.t("view.hover.head", p=numbers.exact(drafts.head_p[row]), path=numbers.exact(drafts.path_p[row]))
 
     def judged(self, row: int) -> str:
-        """The backbone's probability and rank of the row's token."""
+        """The backbone's probability and rank of the row's token; empty before it was asked."""
+        if row == 0 or self.step.verdict is None:
+            return ""
         return self.t("view.hover.backbone", p=numbers.exact(self.step.verdict.p[row]),
                       no=self.step.verification.rank[row] + 1)
-
-    def hover(self, row: int, verified: bool) -> list[str]:
-        """Lines of a hover text, before or after verification."""
-        if not verified or row == 0 or self.step.verdict is None:
-            return [self.place(row), self.drafted(row)]
-        return [self.place(row), *tokens.wrapped(self.sentence(row)), self.judged(row), self.drafted(row)]
 
     # ---- where and why the path stopped ---------------------------------------------------------------------------
 

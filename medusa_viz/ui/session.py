@@ -19,7 +19,7 @@ from medusa_viz.ui import presets
 from medusa_viz.ui.greedy_watch import GreedyWatch
 from medusa_viz.ui.knobs import ActionError, Knobs, tree_for
 from medusa_viz.ui.lines import Entry, Line, Pin, recorded_line
-from medusa_viz.ui.snapshot import BranchTab, ModelStatus, Pinned, Snapshot
+from medusa_viz.ui.snapshot import BranchTab, ModelStatus, Pinned, Screen, Snapshot, screen_of
 
 SLOW_MS = 1000.0  # a forward estimated above this is drawn unverified first
 MAX_BRANCHES = 6
@@ -43,11 +43,10 @@ class ExplorerSession:
         self.kinds: dict[int, str] = {}
         self.pin: Pin | None = None
         self.opened: frozenset[tuple[int, ...]] = frozenset()  # paths whose children are drawn in spite of the fold
+        self.screen = Screen()
         self.watch = GreedyWatch(host, token)
         if opening is not None:
             self._show_recording(opening)
-
-    # ---- what a view needs -----------------------------------------------------------------------------------
 
     @property
     def line(self) -> Line:
@@ -75,8 +74,9 @@ class ExplorerSession:
             walls=self.knobs.walls, acceptance=self.knobs.acceptance, delta_locked=self.knobs.delta_locked,
             branch=self.branch,
             branches=[BranchTab(line.name, len(line.entries), line.fork) for line in self.lines.values()],
-            notice=notice, equality=self.watch.now(self.line if self.lines else None, self.recorded), plain_ms=None if self.recorded else self.host.plain_ms,
-            knobs_since=self.knobs_since, pinned=self._pinned(), check_on=self.watch.on)
+            notice=notice, equality=self.watch.now(self.line if self.lines else None, self.recorded),
+            plain_ms=None if self.recorded else self.host.plain_ms, knobs_since=self.knobs_since, pinned=self._pinned(),
+            check_on=self.watch.on, max_nodes=self.host.max_nodes, screen=self.screen)
 
     def record(self) -> Session:
         """The whole session as a record, drawings that were never verified left out."""
@@ -95,7 +95,7 @@ class ExplorerSession:
         method = getattr(self, f"do_{action}", None)
         if method is None:
             raise ActionError("unknown_action", name=action[:40])
-        if action not in ("poll", "hello"):
+        if action not in ("poll", "hello", "screen"):
             self.notice = ""
         method(**payload)
 
@@ -181,6 +181,10 @@ class ExplorerSession:
             raise ActionError("no_preset", name=str(name)[:40])
         walls = presets.walls(name, len(self._accuracy()) or len(self.knobs.walls.top_s))
         self.do_knob(top_s=walls.top_s, size=walls.size)
+
+    def do_screen(self, **screen: Any) -> None:
+        """Draw for the room that the page has."""
+        self.screen = screen_of(**screen)
 
     def do_open(self, path: str) -> None:
         """Draw a node's children although the tree is folded."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from medusa_viz.decoding.records import Step
 from medusa_viz.decoding.settings import Acceptance, Walls
+from medusa_viz.figures import fold, layout, mask
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class Equality:
 
     equal: bool | None
     note: str
-    """Text key suffix: `off`, `not_expected`, `waiting`, `equal`, `tie`, `fault`."""
+    """Text key suffix: `off`, `nothing`, `not_expected`, `waiting`, `equal`, `tie`, `fault`."""
     position: int | None = None
     gap: float | None = None
 
@@ -49,6 +50,29 @@ class Pinned:
     acceptance: Acceptance
     here: bool
     """The step on screen has the same prefix, so the two can be compared."""
+
+
+@dataclass(frozen=True)
+class Screen:
+    """What the page has room for: pixels of its figures, and nodes from which a tree is folded."""
+
+    tree: tuple[int, int] = layout.ROOM
+    mask: tuple[int, int] = mask.ROOM
+    fold: int = fold.FOLD_ABOVE
+
+    @property
+    def lines(self) -> int:
+        """Lines that a folded tree may take."""
+        return max(8, min(fold.MOST_LINES, (self.tree[1] - layout.HEADERS) // layout.LEAST_LINE))
+
+
+def screen_of(tree: list[int], mask: list[int], fold: int) -> Screen:
+    """A screen as a page reports it, kept within what can be drawn."""
+    def room(pixels: list[int]) -> tuple[int, int]:
+        width, height = (min(max(int(side), 120), 4000) for side in pixels)
+        return width, height
+
+    return Screen(room(tree), room(mask), min(max(int(fold), 8), 64))
 
 
 @dataclass(frozen=True)
@@ -91,3 +115,6 @@ class Snapshot:
     pinned: Pinned | None = None
     check_on: bool = True
     """The comparison with plain greedy runs."""
+    max_nodes: int = 1 << 20
+    """Nodes up to which a tree is verified here."""
+    screen: Screen = field(default_factory=Screen)

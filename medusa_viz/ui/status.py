@@ -35,17 +35,30 @@ def run(snapshot: Snapshot, step: Step | None, t: Texts) -> dict:
         "recorded": snapshot.recorded, "banner": t(f"view.banner.{snapshot.model.state}") if snapshot.recorded else "",
         "finished": finished, "finished_text": t(f"view.finished.{finished}") if finished else "",
         "pending": snapshot.pending, "changed": snapshot.changed, "step_label": _step_label(snapshot, step, t),
-        "verify": _verify_label(step, t), "can": _can(snapshot), "branch": snapshot.branch,
+        "verify": _verify_label(step, t), "verify_blocked": blocked(snapshot, step, t), "can": _can(snapshot, step),
+        "branch": snapshot.branch,
         "command": command(snapshot),
         "branches": [{"name": tab.name, "steps": tab.steps, "fork": tab.fork} for tab in snapshot.branches],
     }
 
 
-def _can(snapshot: Snapshot) -> dict[str, bool]:
+def too_large(snapshot: Snapshot, step: Step | None) -> bool:
+    """Drawn only: it has more nodes than are verified here."""
+    return step is not None and step.verification is None and step.shape.nodes > snapshot.max_nodes
+
+
+def blocked(snapshot: Snapshot, step: Step | None, t: Texts) -> str:
+    """Why the drawn tree cannot be verified; empty where it can."""
+    if too_large(snapshot, step):
+        return t("session.over_limit", nodes=step.shape.nodes, limit=snapshot.max_nodes)
+    return "" if snapshot.model.state == "ready" else t("session.not_ready")
+
+
+def _can(snapshot: Snapshot, step: Step | None) -> dict[str, bool]:
     count, ready = len(snapshot.steps), snapshot.model.state == "ready"
     further = snapshot.index + 1 < count
     # A step that must be run needs the model; one that is only shown does not.
-    runs = (snapshot.changed or snapshot.pending) and ready
+    runs = (snapshot.changed or snapshot.pending) and ready and not too_large(snapshot, step)
     step = runs or (further and not snapshot.changed)
     return {"start": ready, "step": step, "back": snapshot.index > 0, "forward": further, "play": step,
             "reset": count > 0 and (ready or snapshot.recorded)}
@@ -57,7 +70,8 @@ def _step_label(snapshot: Snapshot, step: Step | None, t: Texts) -> str:
     if snapshot.changed:
         return t("view.step.branch")
     if not snapshot.pending:
-        return t("view.step.forward")
+        ended = snapshot.finished if snapshot.index + 1 >= len(snapshot.steps) else None
+        return t(f"view.finished.{ended}") if ended else t("view.step.forward")
     return t("view.step.commit", n=len(step.verdict.committed)) if step.verdict else t("view.step.verify")
 
 
@@ -86,7 +100,7 @@ def equality(snapshot: Snapshot, t: Texts) -> dict:
     # A recording has no model to compare with, so nothing is to be waited for.
     state = "off" if snapshot.recorded and found.note == "waiting" else found.note
     gap = "" if found.gap is None else f"{found.gap:.1e}"
-    return {"state": state, "text": t(f"view.equality.{state}", position=(found.position or 0) + 1, gap=gap)}
+    return {"state": state, "on": snapshot.check_on, "text": t(f"view.equality.{state}", position=(found.position or 0) + 1, gap=gap)}
 
 
 def text(snapshot: Snapshot, step: Step | None) -> dict:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
+from itertools import pairwise
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from medusa_viz.figures import mask, numbers, tokens, tree
 from medusa_viz.figures.fold import fold
 from medusa_viz.figures.layout import GHOST, arrange
 from medusa_viz.figures.texts import Texts
-from medusa_viz.ui import compare, knob_view, merits, status
+from medusa_viz.ui import compare, gains, knob_view, merits, status
 from medusa_viz.ui.sentences import Narrator
 from medusa_viz.ui.snapshot import Snapshot
 
@@ -53,10 +54,18 @@ def _nothing(t: Texts) -> dict:
     return {
         "headline": {"text": t("view.headline.none"), "hint": ""},
         "tree": {"figure": {"layout": blank}, "data": [[], [], [], []], "nodes": [root], "ghost": None, "folded": 0},
-        "mask": {"figure": {"layout": blank, "data": []}, "rows": [], "lens": False, "kind": "glyph", "prefix": [0, 0]},
-        "cache": {"prefix": 0, "rows": [], "keep": 0, "drop": 0, "text": ""},
-        "heads": {"head": []}, "verdict": {"rows": {}}, "rows": {},
+        "mask": {"figure": {"layout": blank, "data": []}, "kind": "glyph", "key": ""},
+        "cache": {"prefix": 0, "rows": 0, "kept": [], "keep": 0, "drop": 0, "text": ""},
+        "heads": {"head": []}, "verdict": {"rows": {}}, "rows": {}, "gains": {"note": "", "rows": []},
     }
+
+
+def packed(built: dict) -> dict:
+    """The view as it is sent: of the tree's later phases only what differs from the phase before."""
+    phases = built["tree"]["data"]
+    changes = [[{name: value for name, value in new.items() if old[name] != value}
+                for old, new in zip(before, after, strict=True)] for before, after in pairwise(phases)]
+    return {**built, "tree": {**built["tree"], "data": [phases[0], *changes]}}
 
 
 class _ShownStep:
@@ -72,13 +81,15 @@ class _ShownStep:
         accepted = self.verdict.accepted if self.verdict else []
         self.kept = frozenset(accepted[: len(self.verdict.committed)] if self.verdict else ())
         self.ghost = self.tell.ghost()
-        self.folded = fold(self.shape, self.drafts.path_p, self._always_drawn(accepted, opened))
-        self.layout = arrange(self.shape, self.folded, accepted[-1] if self.ghost else None)
+        screen = snapshot.screen
+        self.folded = fold(self.shape, self.drafts.path_p, self._always_drawn(accepted, opened), screen.fold, screen.lines)
+        self.layout = arrange(self.shape, self.folded, accepted[-1] if self.ghost else None, screen.tree)
 
     def sections(self) -> dict:
         """Everything that shows this step."""
         return {"headline": self._headline(), "tree": self._tree(), "mask": self._mask(), "cache": self._cache(),
-                "heads": self._heads(), "verdict": self._verdict_panel(), "rows": self._sentences()}
+                "heads": self._heads(), "verdict": self._verdict_panel(), "rows": self._sentences(),
+                "gains": gains.gains(self.step, self.snapshot.accuracy, self.t)}
 
     def _always_drawn(self, accepted: list[int], opened: Collection[Path]) -> list[int]:
         """Rows that no fold hides: the accepted path, what was drafted where it stopped, and opened families."""
@@ -87,7 +98,10 @@ class _ShownStep:
 
     def _headline(self) -> dict:
         key = "view.headline.hint" if self.verdict else "view.headline.unverified_hint"
-        return {"text": self.tell.headline(), "hint": self.t(key, paths=self.shape.leaves) if self.shape.nodes else ""}
+        text = self.tell.headline()
+        if status.too_large(self.snapshot, self.step):
+            text = f"{text} {status.blocked(self.snapshot, self.step, self.t)}"
+        return {"text": text, "hint": self.t(key, paths=self.shape.leaves) if self.shape.nodes else ""}
 
     # ---- tree ----------------------------------------------------------------------------------------------------
 
@@ -97,7 +111,6 @@ class _ShownStep:
             layout=self.layout, texts=self.texts, depths=self.shape.depth.tolist(), verdicts=self.verdicts,
             kept=self.kept, folded=self.folded.hidden,
             small=tuple({row: self._small(row, verified) for row in drawn} for verified in before_and_after),
-            hover=tuple({row: self.tell.hover(row, verified) for row in drawn} for verified in before_and_after),
             ghost=self.ghost, counts=self.shape.depth_counts,
         )
         return {"figure": {"layout": tree.figure(drawing, self.t)}, "data": tree.phases(drawing, self.t),
@@ -135,13 +148,13 @@ class _ShownStep:
 
     def _mask(self) -> dict:
         bands = [self.t("view.root"), *(self.t("view.head", k=k) for k in range(1, self.shape.height + 1))]
-        prefix, depths = self.step.prefix_length, self.shape.depth.tolist()
-        drawing = mask.MaskDrawing(self.shape, self.texts, prefix, self.kept, bands)
+        prefix = self.step.prefix_length
+        room = self.snapshot.screen.mask
+        drawing = mask.MaskDrawing(self.shape, self.texts, prefix, self.kept, bands, room)
+        drawn = self.shape.fingerprint, *self.drafts.token, prefix, self.kept, room
         return {
             "figure": mask.figure(drawing, self.t), "kind": mask.kind(len(self.rows)),
-            "lens": mask.kind(len(self.rows)) == "overview", "prefix": mask.prefix_span(len(self.rows)),
-            "rows": [{"row": row, "pos": prefix + depths[row], "depth": depths[row], "kept": row in self.kept,
-                      "text": tokens.visible(self.texts[row])} for row in self.rows],
+            "key": str(hash(drawn)),
         }
 
     def _cache(self) -> dict:
@@ -150,7 +163,7 @@ class _ShownStep:
         key = "view.cache.text" if self.verdict else "view.cache.unverified"
         return {"prefix": self.step.prefix_length, "keep": keep, "drop": drop,
                 "text": self.t(key, keep=keep, drop=drop, rows=rows),
-                "rows": [{"row": row, "verdict_kept": row in self.kept} for row in self.rows]}
+                "rows": rows, "kept": sorted(self.kept)}
 
     # ---- tables ------------------------------------------------------------------------------------------------------
 
@@ -175,9 +188,9 @@ class _ShownStep:
         """The backbone's ten likeliest tokens after a row, and the drafted ones that are not among them."""
         top = self.step.verification.top[parent]
         drafted = {self.drafts.token[row]: row for row in children}
-        listed = [self._candidate(token, self._tempered(parent, top, place), place, drafted.pop(token, None))
+        listed = [self._candidate(token, self._tempered(parent, top, place), drafted.pop(token, None))
                   for place, token in enumerate(top.ids)]
-        listed += [self._candidate(token, self.verdict.p[row], self.step.verification.rank[row], row)
+        listed += [self._candidate(token, self.verdict.p[row], row)
                    for token, row in drafted.items()]
         threshold = self.verdict.threshold[children[0]]
         return {"title": self.t("view.after", token=self.tell.quoted(parent)), "terms": self.tell.terms(parent),
@@ -192,15 +205,15 @@ class _ShownStep:
         logit = math.log(p) + lse[TEMPERATURES.index(1.0)]
         return min(1.0, math.exp(logit / TEMPERATURES[column] - lse[column]))
 
-    def _candidate(self, token: int, p: float, rank: int, row: int | None) -> dict:
-        return {"text": tokens.visible(self.tell.name(token)), "id": token, "p": _rounded(p),
-                "logp": round(math.log(p), 4) if p > 0 else None, "p_text": numbers.probability(p), "rank": rank,
+    def _candidate(self, token: int, p: float, row: int | None) -> dict:
+        return {"text": tokens.visible(self.tell.name(token)), "p": _rounded(p), "p_text": numbers.probability(p),
                 "drafted_row": row, "verdict": None if row is None else self.verdicts[row]}
 
     def _sentences(self) -> dict:
         rows = self.rows if self.shape.nodes <= SENTENCES_UP_TO else self.folded.visible
-        return {str(row): {"place": self.tell.place(row), "sentence": self.tell.sentence(row),
-                           "p_text": "" if self._p(row) is None else numbers.probability(self._p(row))} for row in rows}
+        return {str(row): {"name": self.tell.quoted(row), "place": self.tell.place(row),
+                           "sentence": self.tell.sentence(row), "judged": self.tell.judged(row),
+                           "drafted": self.tell.drafted(row)} for row in rows}
 
 
 def _rounded(p: float | None) -> float | None:

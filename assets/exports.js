@@ -1,0 +1,73 @@
+// To take away: the session as a file, its text, or the command that runs the same.
+
+import { h, icon } from './dom.js';
+
+export function createExports(app) {
+  const { parts, t, session } = app;
+  const item = (id, does) => h('button', { id, role: 'menuitem', onclick: () => choose(does) }, t(`ui.${id.replace('-', '_')}`));
+  const items = {
+    save: item('save', async () => save(await session.record())),
+    text: item('copy-text', async () => {
+      const text = await session.written();
+      return copied(text, 'ui.text_copied', { n: [...text].length });
+    }),
+    command: item('copy-command', () => copied(app.view.run.command, 'ui.command_copied')),
+  };
+  const opener = h('summary', { class: 'mv-tool', 'aria-label': t('ui.export'), title: t('ui.export') }, icon('export'));
+  const menu = h('details', { id: 'export', class: 'mv-menu' }, opener,
+    h('div', { class: 'mv-menu-list', role: 'menu', 'aria-label': t('ui.export') }, ...Object.values(items)));
+  parts.theme.before(menu);
+  const close = () => { menu.open = false; };
+  document.addEventListener('pointerdown', (event) => { if (!menu.contains(event.target)) close(); });
+  menu.addEventListener('keydown', (event) => {
+    if (event.key !== 'Escape' || !menu.open) return;
+    event.stopPropagation();
+    close();
+    opener.focus();
+  });
+
+  async function choose(does) {
+    close();
+    opener.focus();
+    try {
+      app.say(await does());
+    } catch (error) {
+      app.link.onError(error);
+    }
+  }
+
+  function save(record) {
+    const name = `medusa-viz-${new Date().toISOString().slice(0, 19).replaceAll(':', '')}.json`;
+    const url = URL.createObjectURL(new Blob([record], { type: 'application/json' }));
+    h('a', { href: url, download: name }).click();
+    setTimeout(() => URL.revokeObjectURL(url), 10000);
+    return t('ui.saved', { name });
+  }
+
+  const copied = async (text, key, values) => ((await copy(text)) ? t(key, values) : t('ui.copy_refused'));
+
+  return {
+    draw({ steps, run }) {
+      items.save.disabled = items.text.disabled = steps.count === 0;
+      items.command.disabled = !run.command;
+    },
+  };
+}
+
+// A page that is served over plain http from another machine has no clipboard; the old way still works there.
+async function copy(text) {
+  if (navigator.clipboard) {
+    try {
+      await navigator.clipboard.writeText(text);
+      return true;
+    } catch {
+      // Refused; the old way may still be allowed.
+    }
+  }
+  const box = document.body.appendChild(h('textarea', { style: 'position:fixed;opacity:0' }));
+  box.value = text;
+  box.select();
+  const done = document.execCommand('copy');
+  box.remove();
+  return done;
+}

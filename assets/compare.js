@@ -57,7 +57,7 @@ export function dressedAsA(traces, { verdicts }, nodes, marks) {
 
 // Tiles A | B | Δ; while something is pinned here they stand where the merits of the run stood.
 export function compareTiles({ pin }, t) {
-  const value = (name, text) => h('span', {}, h('b', {}, t(`ui.compare_${name}`)), ` ${text}`);
+  const value = (name, text) => h('span', {}, h('b', {}, t(`ui.compare_${name}`)), ` ${text} `);
   const differs = pin.differs.length;
   const head = h('div', { class: 'mv-merit mv-compare-head', 'data-key': 'pin' },
     h('span', { class: 'mv-merit-label' }, t('ui.compare')), h('span', { class: 'mv-compare-label' }, pin.label),

@@ -81,7 +81,8 @@ function segments(parts, t) {
 function main(parts, t) {
   parts.drawer = h('button', { class: 'mv-drawer-button', 'aria-expanded': 'false' }, t('ui.segment_knobs'));
   parts.knobs = h('section', { class: 'mv-panel mv-knobs', 'data-panel': 'knobs', 'aria-label': t('ui.knobs') });
-  parts.main = h('main', { class: 'mv-main', 'data-segment': 'tree' },
+  // Gradio's own frame is the document's main landmark.
+  parts.main = h('div', { class: 'mv-main', 'data-segment': 'tree' },
     parts.knobs, treePanel(parts, t), h('div', { class: 'mv-side' }, maskPanel(parts, t), tabsPanel(parts, t)));
   return parts.main;
 }
@@ -124,7 +125,7 @@ function maskPanel(parts, t) {
 }
 
 function tabsPanel(parts, t) {
-  parts.verdict = h('div', { id: 'verdict', class: 'mv-verdict', role: 'tabpanel' });
+  parts.verdict = h('div', { id: 'verdict', class: 'mv-verdict', role: 'tabpanel', tabindex: 0 });
   parts.table = h('div', { class: 'mv-table' });
   parts.heads = h('div', { id: 'heads-table', class: 'mv-heads', role: 'tabpanel', tabindex: 0 }, parts.table);
   parts.gains = h('div', { id: 'gains', class: 'mv-verdict', role: 'tabpanel', tabindex: 0, 'aria-labelledby': 'tab-gains' });

@@ -78,14 +78,15 @@ function item(app, node) {
   const known = app.phase > 1;
   const verdict = known || node.row === 0 ? node.verdict : 'unverified';
   const threshold = view.verdict.rows[String(node.parent)]?.threshold;
+  const number = node.row === 0 ? app.t('ui.root') : known ? probability(node.p) : '';
   const leaf = selection.children.get(node.row).length === 0;
   return h('div', { role: 'treeitem', id: `outline-${node.row}`, 'data-row': node.row, 'data-path': node.path,
     'aria-level': node.depth + 1, 'aria-expanded': leaf ? null : 'true', 'aria-selected': 'false',
-    'aria-label': `${node.text}, ${known ? view.rows[String(node.row)]?.sentence ?? '' : app.t('ui.unverified')}`,
+    'aria-label': `${node.text} ${number}, ${known ? view.rows[String(node.row)]?.sentence ?? '' : app.t('ui.unverified')}`,
     style: `--depth:${node.depth}` },
   symbol(node.row === 0 ? 'root' : verdict),
   h('code', { class: 'mv-token', lang: 'und' }, node.text),
-  h('span', { class: 'mv-number' }, node.row === 0 ? app.t('ui.root') : known ? probability(node.p) : ''),
+  h('span', { class: 'mv-number' }, number),
   node.row === 0 || !known || node.p === null ? h('span') : h('span', { class: 'mv-p' },
     h('i', { style: `width:${(100 * node.p).toFixed(1)}%` }),
     threshold ? h('b', { style: `left:${(100 * threshold).toFixed(1)}%` }) : null));

@@ -99,7 +99,7 @@ function choose(app, nodes) {
 
 function headColumn(head) {
   return h('div', { class: 'mv-head', 'data-source': head.k },
-    h('h3', {}, head.title),
+    h('p', { class: 'mv-head-title' }, head.title),
     ...head.tokens.map((entry, rank) => h('div', { class: 'mv-head-cell',
       'data-head': head.k, 'data-rank': rank, 'data-used': entry.used, style: `--p:${(100 * entry.p).toFixed(1)}%` },
     token(entry.text), h('span', { class: 'mv-number' }, probability(entry.p)))));

@@ -318,7 +318,7 @@ def test_equality_in_words(equality, text):
 
 def test_a_recording_does_not_wait_for_a_comparison():
     made = view.build(make_snapshot([make_step(dense([2]), 0)], recorded=True), T)
-    assert made["equality"] == {"state": "off", "text": "not compared"}
+    assert made["equality"] == {"state": "off", "on": True, "text": "not compared"}
 
 
 def test_chips_know_where_each_token_came_from():

@@ -30,7 +30,7 @@ CANDIDATES = {
     "writing": "Write a short email to a friend about a trip to the mountains.",
     "roleplay": "You are a pirate captain. Welcome a new sailor aboard.",
     "reasoning": "Why do we see lightning before we hear thunder?",
-    "maths": "List the first ten multiples of 7.",
+    "maths": "What is the sum of 12 and 30? Explain your steps.",
     "coding": "Write a Python function that adds two numbers.",
     "extraction": "List the days of the week, one per line.",
     "science": "Explain how a rainbow forms.",
@@ -39,6 +39,8 @@ CANDIDATES = {
     "steps": "Give me a recipe for pancakes with numbered steps.",
     "short": "What is the capital of France?",
     "poem": "Write a four line poem about the sea.",
+    "advice": "Give me five tips for learning a new language.",
+    "benefits": "What are the benefits of regular exercise?",
 }
 
 

@@ -79,7 +79,8 @@ def figure(drawing: MaskDrawing, t: Texts) -> dict:
     """Plotly dict {layout, data}."""
     rows = drawing.shape.nodes + 1
     scale = _scale(rows, drawing.room)
-    cells = _overview(drawing.shape) if kind(rows) == "overview" else _heatmap(drawing.shape, min(scale.cell_x, scale.cell_y))
+    cell = min(scale.cell_x, scale.cell_y)
+    cells = _overview(drawing.shape) if kind(rows) == "overview" else _heatmap(drawing.shape, cell)
     return {"data": [_prefix_block(drawing, scale), cells, _grid(rows), _bands(drawing, scale),
                      _kept_bars(drawing, scale)],
             "layout": _layout(drawing, scale, t)}

@@ -23,7 +23,8 @@ class Placement:
 
     @property
     def dtype_name(self) -> str:
-        return next((name for name, dtype in DTYPES.items() if dtype == self.dtype), str(self.dtype).removeprefix("torch."))
+        names = {dtype: name for name, dtype in DTYPES.items()}
+        return names.get(self.dtype, str(self.dtype).removeprefix("torch."))
 
     @property
     def device_name(self) -> str:

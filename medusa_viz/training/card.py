@@ -23,10 +23,11 @@ def _head(config: HeadsConfig) -> str:
     trained = config.trained
     return f"""# Medusa heads for {config.base_model_name_or_path}
 
-{config.medusa_num_heads} Medusa-1 heads with {config.medusa_num_layers} residual layer(s) each over a frozen backbone \
-of width {config.hidden_size}. The heads share the backbone's LM head and draft from {trained["draft_rows"]:,} of its \
-{config.vocab_size:,} rows. Head k at position t predicts the token at t+k+1. Verification by the backbone keeps the \
-full vocabulary, so the text is the backbone's own whatever the heads draft.
+{config.medusa_num_heads} Medusa-1 heads with {config.medusa_num_layers} residual \
+layer{"s" * (config.medusa_num_layers > 1)} each over a frozen backbone of width {config.hidden_size}. The heads share \
+the backbone's LM head and draft from {trained["draft_rows"]:,} of its {config.vocab_size:,} rows. Head k at position \
+t predicts the token at t+k+1. Verification by the backbone keeps the full vocabulary, so the text is the backbone's \
+own whatever the heads draft.
 
 Weights in fp16, `{{head}}.{{layer}}.linear.weight|bias` with heads from 0, and `draft_vocabulary`, the ids of the rows.
 """
@@ -52,6 +53,14 @@ derived from it.
 """
 
 
+def _target(trained: dict) -> str:
+    own = f"the backbone's own distribution there (its {trained['teacher_width']} likeliest drafting rows)"
+    share = trained["distill"]
+    if share in (0, 1):
+        return own if share else "the token that came"
+    return f"{1 - share:g} · the token that came + {share:g} · {own}"
+
+
 def _count(tokens: np.ndarray) -> str:
     return f"{tokens.sum():,} in {len(tokens):,}"
 
@@ -59,9 +68,7 @@ def _count(tokens: np.ndarray) -> str:
 def _recipe(config: HeadsConfig) -> str:
     t = config.trained
     facts = [
-        ("objective", "Σ 0.8^k · L_k; L_k: mean cross entropy of head k over its own labels, "
-                      f"{1 - t['distill']:g} on the token that came and {t['distill']:g} on the backbone's own "
-                      "distribution there"),
+        ("objective", f"Σ 0.8^k · L_k; L_k: mean over head k's own labels of the cross entropy with {_target(t)}"),
         ("labels", "prompts and replies" if t["whole_text"] else "reply tokens only"),
         ("labels per head", ", ".join(f"{n:,}" for n in t["labels_per_head"])),
         ("draft vocabulary", f"{t['draft_rows']:,} rows: the most frequent reply tokens and all single bytes; holds "
@@ -119,7 +126,8 @@ def _limits(config: HeadsConfig) -> str:
     return f"""## Limits
 
 - Made for {config.base_model_name_or_path} alone; on another backbone the heads draft noise.
-- The held-out replies come from the same sources as the training data; on other questions the heads do worse.
+- The held-out replies come from the same sources as the training data, and no prompt is on both sides, but topics and \
+wordings are alike; on other questions the heads do worse.
 - Tokens outside the draft vocabulary are never drafted; such places cost a plain step.
 - Text sampled at a high temperature is drafted worse than greedy text.
 """

@@ -18,7 +18,7 @@ from medusa_viz.models.backbone import Backbone
 from medusa_viz.models.heads import MedusaHeads
 from medusa_viz.training import card, data, evaluate
 from medusa_viz.training.data import HELD_OUT, TRAIN, Labels, Replies
-from medusa_viz.training.hidden import fast_dtype, hidden_states
+from medusa_viz.training.hidden import fast_dtype, hidden_states, model_fingerprint
 from medusa_viz.training.objectives import output_rows
 from medusa_viz.training.teacher import teach
 from medusa_viz.training.trainer import CHECKPOINT_NAME, Material, Trainer, TrainingError, TrainSettings
@@ -109,7 +109,7 @@ def prepare(job: Job, train: Replies) -> tuple[Labels, torch.Tensor | None, dict
     facts = {"recipe": "medusa1", "data": job.replies.name, "data_fingerprint": job.replies.fingerprint,
              "sequences": len(train), "tokens": int(train.is_reply.sum()), "positions": len(labels),
              "labels_per_head": labels.labelled.tolist(), "draft_rows": rows, "draft_coverage": labels.coverage(),
-             "whole_text": job.whole_text}
+             "whole_text": job.whole_text, "teacher_width": TEACHER_WIDTH if settings.distill else 0}
     return labels, draft_ids, facts
 
 
@@ -119,7 +119,8 @@ def _material(job: Job, train: Replies, labels: Labels, draft_ids: torch.Tensor 
     teacher = None
     if job.settings.distill:
         teacher = teach(hidden, rows, TEACHER_WIDTH, lambda done, total: job.report("teacher", done, total, None))
-    digest = hashlib.sha256(f"{job.model} {train.fingerprint} {job.whole_text} {dtype}".encode())
+    model = model_fingerprint(job.backbone.model)
+    digest = hashlib.sha256(f"{model} {train.fingerprint} {job.whole_text} {dtype}".encode())
     digest.update(b"all" if draft_ids is None else draft_ids.numpy().tobytes())
     return Material(hidden, labels, rows, draft_ids, teacher, digest.hexdigest()[:16])
 

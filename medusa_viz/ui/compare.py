@@ -8,6 +8,7 @@ from medusa_viz.figures.texts import Texts
 from medusa_viz.tuning.builders import expected_tokens_per_step
 from medusa_viz.ui.snapshot import Snapshot
 
+
 def comparison(snapshot: Snapshot, t: Texts) -> dict | None:
     """None without a pin. `rows`: what A and B come to and their difference; `differs`: rows of B whose verdict is
     not that of A's node on the same path (a path that A lacks differs in nothing); `verdicts`: A's verdict by path, so that the page can show A in B's tree."""
@@ -17,7 +18,8 @@ def comparison(snapshot: Snapshot, t: Texts) -> dict | None:
     label = t("view.pin.label", top_s="·".join(map(str, pinned.walls.top_s)), nodes=pinned.step.shape.nodes,
               mode=t(f"view.mode.{pinned.acceptance.rule}"), temperature=f"{pinned.acceptance.temperature:g}")
     if not pinned.here or not snapshot.steps:
-        return {"here": False, "label": label, "note": t("view.pin.elsewhere"), "rows": [], "differs": [], "verdicts": {}}
+        return {"here": False, "label": label, "note": t("view.pin.elsewhere"), "rows": [], "differs": [],
+                "verdicts": {}}
     shown = snapshot.steps[snapshot.index]
     before = _by_path(pinned.step)
     return {"here": True, "label": label, "note": "", "rows": _rows(pinned.step, shown, snapshot.accuracy, t),

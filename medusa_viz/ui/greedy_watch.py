@@ -13,7 +13,7 @@ class GreedyWatch:
     """Queues teacher-forced checks of the committed tokens on the worker and keeps the newest answer."""
 
     def __init__(self, host: Any, token: str) -> None:
-        self.host, self.owner = host, f"{token} check"
+        self.host, self.owner = host, token
         self.on = True
         self._found: Future | None = None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from medusa_viz.decoding.settings import Acceptance, Walls
@@ -26,8 +26,8 @@ class ActionError(ValueError):
 class Knobs:
     """All live knobs of a page. δ follows √ε until somebody moves it."""
 
-    walls: Walls = Walls()
-    acceptance: Acceptance = Acceptance()
+    walls: Walls = field(default_factory=Walls)
+    acceptance: Acceptance = field(default_factory=Acceptance)
     delta_locked: bool = True
 
     def changed(self, changes: dict[str, Any], heads: int) -> tuple[Knobs, str]:

@@ -55,7 +55,8 @@ class Line:
 
 def recorded_line(branch: Branch) -> Line:
     """A branch of a recording, shown at its end."""
-    entries = [Entry(step, step, tuple(range(step.cache_rows)), Knobs(step.walls, step.verdict.settings)) for step in branch.steps]
+    entries = [Entry(step, step, tuple(range(step.cache_rows)), Knobs(step.walls, step.verdict.settings))
+               for step in branch.steps]
     last = branch.steps[-1]
     finished = last.verdict.finish if last.timings.commit is not None else None  # else it is still pending
     return Line(branch.name, entries, branch.parent, branch.fork, finished)

@@ -100,7 +100,8 @@ def equality(snapshot: Snapshot, t: Texts) -> dict:
     # A recording has no model to compare with, so nothing is to be waited for.
     state = "off" if snapshot.recorded and found.note == "waiting" else found.note
     gap = "" if found.gap is None else f"{found.gap:.1e}"
-    return {"state": state, "on": snapshot.check_on, "text": t(f"view.equality.{state}", position=(found.position or 0) + 1, gap=gap)}
+    return {"state": state, "on": snapshot.check_on,
+            "text": t(f"view.equality.{state}", position=(found.position or 0) + 1, gap=gap)}
 
 
 def text(snapshot: Snapshot, step: Step | None) -> dict:

@@ -82,7 +82,8 @@ class _ShownStep:
         self.kept = frozenset(accepted[: len(self.verdict.committed)] if self.verdict else ())
         self.ghost = self.tell.ghost()
         screen = snapshot.screen
-        self.folded = fold(self.shape, self.drafts.path_p, self._always_drawn(accepted, opened), screen.fold, screen.lines)
+        self.folded = fold(self.shape, self.drafts.path_p, self._always_drawn(accepted, opened), screen.fold,
+                           screen.lines)
         self.layout = arrange(self.shape, self.folded, accepted[-1] if self.ghost else None, screen.tree)
 
     def sections(self) -> dict:

@@ -30,10 +30,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Address of a running app; MEDUSA_VIZ_URL names one that runs already."""
+def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, int | None]]:
+    """Address and process of a running app; MEDUSA_VIZ_URL names one that runs already, whose process is not known."""
     if given := os.environ.get("MEDUSA_VIZ_URL"):
-        yield given
+        yield given, None
         return
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -44,7 +44,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     address = f"http://127.0.0.1:{port}"
     try:
         _wait_for(address, app, log)
-        yield address
+        yield address, app.pid
     finally:
         app.terminate()
         app.wait(20)
@@ -71,6 +71,20 @@ def browser() -> Iterator[Browser]:
             pytest.fail(f"No Chromium could be started; run `playwright install chromium` ({error.message[:200]}).")
         yield browser
         browser.close()
+
+
+@pytest.fixture(scope="session")
+def url(app: tuple[str, int | None]) -> str:
+    """Address of the app."""
+    return app[0]
+
+
+@pytest.fixture
+def threads(app: tuple[str, int | None]) -> Callable[[], int]:
+    """How many threads the app has."""
+    if app[1] is None:
+        return lambda: 0
+    return lambda: len(list(Path(f"/proc/{app[1]}/task").iterdir()))
 
 
 @pytest.fixture(scope="session")

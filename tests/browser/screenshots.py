@@ -43,7 +43,7 @@ def take(browser: Browser, url: str, file: Path, size: tuple[int, int], scheme: 
     explorer.start(PROMPT)
     for _ in range(MOST_STEPS):
         explorer.step()
-        committed = page.locator("#text .mv-pending, #text [data-pending]").count()
+        committed = page.locator("#text .mv-pending .mv-chip").count()
         if committed >= LEAST_COMMITTED:
             break
     page.mouse.move(size[0] / 2, 2)

@@ -77,6 +77,47 @@ def test_play_runs_until_pause(explorer):
     expect(explorer.at("#play")).to_be_visible()
 
 
+def test_play_pause_and_start_again_and_again_leave_nothing_behind(explorer, threads):
+    """The text after a restart is that of a fresh run, and no thread is left over (five rounds)."""
+    fresh = explorer.text()
+    explorer.page.select_option("#speed", "16")
+    before = 0
+    for round_, steps in enumerate((30, 3, 3, 3, 3)):
+        explorer.page.click("#play")
+        reached = f"Number(document.querySelector('#tree').dataset.step) >= {steps}"
+        explorer.page.wait_for_function(reached, timeout=60_000)
+        explorer.page.click("#pause")
+        explorer.wait("playing", "false", ".mv")
+        explorer.start(PROMPT)
+        assert explorer.text() == fresh
+        before = threads() if round_ == 0 else before
+    assert threads() < before + 4, "one per round would be a leak"
+    explorer.step()
+    explorer.wait("step", 1)
+    expect(explorer.at(".mv-equality")).to_have_attribute("data-state", "equal")
+
+
+def test_a_finished_run_says_why_it_ended(open_page):
+    explorer = open_page().wait_ready().start("What is the capital of France?")
+    explorer.page.select_option("#speed", "16")
+    explorer.page.click("#play")
+    expect(explorer.at("#step")).to_have_text("ended: end token", timeout=60_000)
+    expect(explorer.at("#step")).to_be_disabled()
+    expect(explorer.at("#play")).to_be_disabled()
+
+
+def test_a_tree_drawn_in_the_recording_is_verified_on_request(open_page):
+    explorer = open_page()
+    explorer.set("top-s-1", 8)
+    explorer.set("tree-size", 32)
+    expect(explorer.at("#verify")).to_contain_text("Verify")
+    expect(explorer.at("#verdict")).to_contain_text("not been asked")
+    explorer.act(lambda: explorer.page.click("#verify"))
+    expect(explorer.at("#verify")).to_be_hidden()
+    explorer.page.wait_for_function("""document.querySelector('#tree .js-plotly-plot').data
+      .find((one) => one.name === 'nodes').marker.symbol.slice(1).some((symbol) => symbol !== 'circle-open')""")
+
+
 def test_enter_starts_and_shift_enter_does_not(open_page):
     explorer = open_page().wait_ready()
     box = explorer.at("#prompt textarea")
@@ -132,7 +173,10 @@ def test_presets_and_a_tree_too_large_to_verify_at_once(explorer):
     explorer.act(lambda: explorer.page.select_option("#presets", label=full))
     explorer.wait("nodes", 4680)
     expect(explorer.at("#verify")).to_contain_text("4,680")
+    expect(explorer.at("#verify")).to_be_disabled()
     expect(explorer.at("#headline")).to_contain_text("not verified")
+    expect(explorer.at("#headline")).to_contain_text("over the limit")
+    assert float(explorer.data("repaint", ".mv")) < 3000
     expect(explorer.at("#mask .mv-lens")).to_be_visible()
 
 

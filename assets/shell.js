@@ -3,6 +3,8 @@
 import { showA, togglePin } from './compare.js';
 import { recall, remember } from './screen.js';
 
+// Where a key means something else already; letters are typed only into the prompt.
+const TAKEN = { ' ': 'input, textarea, select, button, summary', ',': 'input, textarea, select', '.': 'input, textarea, select' };
 const THEME_KEY = 'medusa-viz-theme';
 
 // The class `dark` on the body is the one switch; Gradio sets it from the system, the button turns it.
@@ -81,7 +83,7 @@ export function installKeys(app) {
     app.motion.skip();
     if (event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey || parts.dialog.open) return;
     if (!root.contains(event.target) && event.target !== document.body) return;
-    if (event.target.matches?.(event.key === ' ' ? 'input, textarea, select, button' : 'input, textarea, select')) return;
+    if (event.target.matches?.(TAKEN[event.key] ?? 'textarea, select')) return;
     const action = { ' ': () => advance(app), ',': () => press(parts.back), '.': () => press(parts.forward),
       p: () => togglePin(app), P: () => togglePin(app), '\\': () => showA(app, true) }[event.key];
     if (!action) return;

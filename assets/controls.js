@@ -110,7 +110,7 @@ export function playback(app) {
 export function drawStatus(app, status, run) {
   const { parts } = app;
   parts.status.dataset.state = status.notice && status.state === 'ready' ? 'notice' : status.state;
-  parts.status.textContent = status.notice || status.text;
+  parts.status.textContent = app.said || status.notice || status.text;
   parts.model.textContent = status.title;
   parts.root.dataset.model = status.state;
   parts.banner.textContent = run.banner;

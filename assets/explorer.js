@@ -20,6 +20,7 @@ import { installKeys, installTabs, installTheme } from './shell.js';
 
 const PROPOSED = 1;
 const ARRIVAL = 3;
+const SAID_MS = 6000;
 const KEEPS_PHASE = ['knob', 'preset', 'poll', 'verify', 'open', 'fold', 'screen', 'pin', 'unpin', 'check'];
 
 // Builds the page inside `element`. `session` is {texts, lang, options, act(action, payload), poll(), waiting(),
@@ -51,7 +52,7 @@ function createApp(element, session) {
     onBusy: (busy) => { element.dataset.busy = String(busy); },
   });
   app.act = (action, payload) => app.link.act(action, payload);
-  app.say = (sentence) => { parts.status.textContent = sentence; };
+  app.say = (sentence) => say(app, sentence);
   app.predict = () => parts.predict.checked;
   app.setPhase = (phase) => setPhase(app, phase);
   app.tree = createTree(app);
@@ -72,8 +73,17 @@ function whenOpen(element, panel) {
   return { draw: own('draw'), select: own('select'), phase: own('phase') };
 }
 
+// What the page itself has to say stands in the status line for a while, or until the next action.
+function say(app, sentence) {
+  clearTimeout(app.saidTimer);
+  app.said = sentence;
+  if (app.view) drawStatus(app, app.view.status, app.view.run);
+  if (sentence) app.saidTimer = setTimeout(() => say(app, ''), SAID_MS);
+}
+
 // The last good step stays; only the status line changes.
 function lost(app) {
+  app.said = '';
   const { title } = app.view?.status ?? { title: '' };
   const status = { state: 'error', text: app.t('ui.lost'), notice: '', title, fraction: null };
   drawStatus(app, status, app.view?.run ?? { banner: '' });
@@ -83,6 +93,7 @@ function lost(app) {
 async function show(app, view, job) {
   const before = app.view;
   app.view = view;
+  if (!['poll', 'screen'].includes(job.action)) app.said = '';
   drawStatus(app, view.status, view.run);
   if (!KEEPS_PHASE.includes(job.action)) app.phase = app.predict() ? PROPOSED : ARRIVAL;
   app.root.dataset.phase = app.phase;

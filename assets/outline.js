@@ -85,7 +85,7 @@ function item(app, node) {
     'aria-label': `${node.text} ${number}, ${known ? view.rows[String(node.row)]?.sentence ?? '' : app.t('ui.unverified')}`,
     style: `--depth:${node.depth}` },
   symbol(node.row === 0 ? 'root' : verdict),
-  h('code', { class: 'mv-token', lang: 'und' }, node.text),
+  h('code', { class: 'mv-token', lang: 'und' }, node.text), ' ',
   h('span', { class: 'mv-number' }, number),
   node.row === 0 || !known || node.p === null ? h('span') : h('span', { class: 'mv-p' },
     h('i', { style: `width:${(100 * node.p).toFixed(1)}%` }),

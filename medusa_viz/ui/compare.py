@@ -11,7 +11,8 @@ from medusa_viz.ui.snapshot import Snapshot
 
 def comparison(snapshot: Snapshot, t: Texts) -> dict | None:
     """None without a pin. `rows`: what A and B come to and their difference; `differs`: rows of B whose verdict is
-    not that of A's node on the same path (a path that A lacks differs in nothing); `verdicts`: A's verdict by path, so that the page can show A in B's tree."""
+    not that of A's node on the same path (a path that A lacks differs in nothing); `verdicts`: A's verdict by path,
+    so that the page can show A in B's tree."""
     pinned = snapshot.pinned
     if pinned is None:
         return None

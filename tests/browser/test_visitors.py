@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from playwright.sync_api import expect
 
+from tests.browser.conftest import REPOSITORY
+
 HOSTILE = ["<b>bold</b><script>alert(1)</script>", "a${1+1}b `x` %{x}", "$100 and $200",
            "<img src=x onerror=alert(1)>", "&amp;", "<|im_end|>"]
 UNICODE = {"  x\n\n\ty": "⏎⏎⇥y", "🙂": "<F0 9F", "日本語": "本"}
@@ -92,5 +94,5 @@ def test_the_server_hands_out_only_its_own_files(open_page):
     loaded = explorer.page.evaluate("performance.getEntriesByType('resource').map((entry) => entry.name)")
     assert any(name.endswith("/assets/explorer.js") for name in loaded)
     base = explorer.page.url.rstrip("/")
-    for path in ("/work/main/app.py", "/etc/passwd", "assets/../app.py"):
+    for path in (str(REPOSITORY / "app.py"), "/etc/passwd", "assets/../app.py"):
         assert explorer.page.request.get(f"{base}/gradio_api/file={path}").status in (403, 404)

@@ -201,7 +201,7 @@ def test_soft_targets_of_head_k_are_the_backbone_s_distribution_k_places_on():
 def test_heads_learn_a_period_of_five_and_each_gets_a_gradient_on_step_one(tmp_path):
     material, lm_head = stub_material(np.tile(np.arange(10, 15), 40))
     run = Trainer(material, replace(SETTINGS, passes=60, lr=2e-2), tmp_path, CPU)
-    terms, norm = run._one_step()
+    _, norm = run._one_step()
     assert norm > 0
     for k in range(HEADS):
         assert run.module.weight.grad[:, k].abs().sum() > 0 and run.module.bias.grad[:, k].abs().sum() > 0
@@ -292,7 +292,7 @@ def test_a_loss_that_is_no_number_stops_with_the_step_and_keeps_the_last_good_he
         return replace(terms, total=terms.total * float("nan")) if len(calls) == 3 else terms
 
     monkeypatch.setattr(trainer, "medusa1", broken)
-    with pytest.raises(TrainingError, match="stopped at step 3.*as of step 2"):
+    with pytest.raises(TrainingError, match=r"stopped at step 3.*as of step 2"):
         recipe.run(job)
     kept = checkpoints.load(job.out, WIDTH, VOCAB)
     assert kept.config.trained["stopped_at_step"] == 2

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from medusa_viz.models.presets import PRESETS, DEFAULT_PRESET
+from medusa_viz.models.presets import DEFAULT_PRESET, PRESETS
 from medusa_viz.training.trainer import TrainSettings
 
 RECIPES = ("medusa1",)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,7 +14,6 @@ import torch
 
 from medusa_viz.models import checkpoints
 from medusa_viz.models.backbone import Backbone
-from medusa_viz.models.heads import MedusaHeads
 from medusa_viz.training import card, data, evaluate
 from medusa_viz.training.data import HELD_OUT, TRAIN, Labels, Replies
 from medusa_viz.training.hidden import fast_dtype, hidden_states, model_fingerprint

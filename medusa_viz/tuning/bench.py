@@ -82,7 +82,7 @@ def read_prompts(path: Path) -> list[Prompt]:
         except (ValueError, TypeError, KeyError, AttributeError):
             prompt = Prompt("")
         if not (isinstance(prompt.text, str) and prompt.text.strip() and isinstance(prompt.kind, str)):
-            raise BenchError(f'Line {number} of {path} is not of the form {{"prompt": "some text", "kind": "writing"}}.')
+            raise BenchError(f'Line {number} of {path} is not {{"prompt": "some text", "kind": "writing"}}.')
         prompts.append(prompt)
     if not prompts:
         raise BenchError(f"The prompts file {path} holds no prompt.")

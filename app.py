@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import os
 
+from medusa_viz.cli import add_model_options
+
 
 def main() -> None:
     options = parse()
@@ -13,7 +15,7 @@ def main() -> None:
     from medusa_viz.ui.host import Sessions
 
     chosen = {name: getattr(options, name) for name in ("model", "heads", "device", "dtype")}
-    sessions = Sessions({name: value for name, value in chosen.items() if value})
+    sessions = Sessions(chosen)
     demo = page.build(sessions)
     print(f"Medusa-Viz: http://{options.host}:{options.port}", flush=True)
     sessions.load_in_background()
@@ -22,10 +24,7 @@ def main() -> None:
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="An interactive visual explorer for Medusa decoding.")
-    parser.add_argument("--model", default="", help="preset, local folder or Hugging Face id of the backbone")
-    parser.add_argument("--heads", default="", help="folder, file or Hugging Face id of the Medusa heads")
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
-    parser.add_argument("--dtype", default="auto", help="auto, fp32, bf16 or fp16")
+    add_model_options(parser)
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on; 0.0.0.0 for all")
     parser.add_argument("--port", type=int, default=7860, help="port to listen on")
     return parser.parse_args(arguments)

@@ -349,3 +349,13 @@ def test_a_failing_model_leaves_the_last_good_step(page, monkeypatch):
         page.act("step")
     tokens = committed(page.of())
     assert tokens == page.text[: len(tokens)]
+
+
+def test_heads_without_accuracies_still_draft_a_tree_and_claim_no_figure(page):
+    page.sessions.host.engine.accuracy = []
+    view = page.act("start", prompt="abcdef")
+    assert "accuracy table" in view["status"]["notice"]
+    assert len(view["tree"]["nodes"]) == 17 and view["knobs"]["heads"] == 4
+    expected = next(tile for tile in view["merits"] if tile["key"] == "expected")
+    assert not any(char.isdigit() for char in expected["value"])
+    assert len(page.act("knob", size=5)["tree"]["nodes"]) == 6

@@ -35,7 +35,7 @@ def committing(counts, **changes):
     """A run whose steps commit that many tokens each, by chains that pass so far."""
     steps = []
     for index, count in enumerate(counts):
-        step = make_step(dense([1] * 3), index, index=index)
+        step = make_step(dense([1] * 3), index, index=index, heads=3)
         rank = [0, *[0] * (count - 1), *[5] * (4 - count)]
         step = replace(step, verification=replace(step.verification, rank=rank))
         steps.append(replace(step, verdict=reweigh.judge(step, Acceptance())))

@@ -17,6 +17,7 @@ from medusa_viz.models.text import visible
 from medusa_viz.tuning.builders import node_values, sparse
 from medusa_viz.ui import view
 from medusa_viz.ui.snapshot import ModelStatus, Pinned, Screen, screen_of
+from medusa_viz.ui.wording import Wording
 from medusa_viz.ui.written import written
 
 T = Texts()
@@ -130,7 +131,7 @@ def test_plain_text_is_what_the_display_texts_stand_for(text):
 def test_a_recording_is_written_from_its_display_texts_and_a_run_by_its_codec():
     line = SimpleNamespace(committed=lambda before: [1, 2, 3], done=lambda: [])
     session = SimpleNamespace(lines={"A": line}, line=line, recorded=True, host=SimpleNamespace(engine=None),
-                              texts={1: "␠two", 2: "<F0 9F>", 3: "<|im_end|>"}, kinds={3: "special"})
+                              wording=Wording({1: "␠two", 2: "<F0 9F>", 3: "<|im_end|>"}, {3: "special"}))
     assert written(session).startswith(" two") and "im_end" not in written(session)
     codec = SimpleNamespace(decode=lambda ids: f"decoded {ids}")
     session.recorded, session.host = False, SimpleNamespace(engine=SimpleNamespace(codec=codec))

@@ -13,6 +13,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import torch
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HfHubHTTPError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -25,6 +27,7 @@ DRAFT_VOCABULARY = "draft_vocabulary"
 MAX_PADDING = 1024  # own output matrices may have this many rows more than the backbone, rounded up by their trainer
 _PREFIXES = ("model.", "module.", "medusa_heads.", "medusa_head.")
 _LINEAR = re.compile(r"(\d+)\.(\d+)\.linear\.(weight|bias)")
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _OUTPUT = re.compile(r"(\d+)\.(\d+)\.weight")
 
 
@@ -80,12 +83,12 @@ def save(folder: Path, heads: MedusaHeads, config: HeadsConfig, dtype: torch.dty
 
 
 def load(source: str | Path, hidden_size: int, vocab_size: int, dtype: torch.dtype = torch.float32) -> LoadedHeads:
-    """Read heads from a folder or a .safetensors file and check them against a backbone's sizes.
+    """Read heads from a folder, a .safetensors file or a hub id and check them against a backbone's sizes.
 
     `dtype` is the backbone's, which the heads will be cast to: a notice says where that loses precision.
     Raises HeadsError in one sentence for anything missing, misshapen or unknown; no head is ever left random.
     """
-    path = _weights_path(Path(source))
+    path = _weights_path(str(source))
     try:
         tensors = load_file(path)
     except (SafetensorError, OSError, ValueError) as error:
@@ -142,10 +145,18 @@ def from_tensors(tensors: dict[str, Tensor], config: HeadsConfig, hidden_size: i
     return module, LoadReport(used, unused, [], padded + _notices(config, heads, layers, unused))
 
 
-def _weights_path(source: Path) -> Path:
-    if source.is_file():
-        return source
-    path = source / WEIGHTS_NAME
+def _weights_path(source: str) -> Path:
+    """The weights file in a folder, of that name, or in a repository on the hub, fetched with its config."""
+    path = Path(source)
+    if path.is_file():
+        return path
+    if not path.exists() and _HUB_ID.fullmatch(source):
+        try:
+            path = Path(snapshot_download(source, allow_patterns=[WEIGHTS_NAME, CONFIG_NAME]))
+        except (OSError, ValueError, HfHubHTTPError) as error:
+            raise HeadsError(f"The heads {source} are no folder here and could not be had from the hub "
+                             f"({str(error).splitlines()[0]:.120}).") from error
+    path /= WEIGHTS_NAME
     if not path.is_file():
         raise HeadsError(f"There are no Medusa heads at {source}: {WEIGHTS_NAME} is not there.")
     return path

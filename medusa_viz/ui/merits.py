@@ -24,8 +24,9 @@ def merits(snapshot: Snapshot, t: Texts) -> list[dict]:
     """Tiles: since the knobs last moved, and this run beside it."""
     run = committed_steps(snapshot)
     steps = [step for step in run if step.index >= snapshot.knobs_since]
-    shown = measure([len(step.verdict.committed) for step in steps], len(snapshot.accuracy))
-    whole = measure([len(step.verdict.committed) for step in run], len(snapshot.accuracy))
+    heads = len(snapshot.steps[0].drafts.heads) if snapshot.steps else 0
+    shown = measure([len(step.verdict.committed) for step in steps], heads)
+    whole = measure([len(step.verdict.committed) for step in run], heads)
     n, rate = shown.steps, shown.tokens_per_step
     note = t("view.merit.since", n=n)
     if whole.steps > n:

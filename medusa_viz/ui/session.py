@@ -15,11 +15,13 @@ from medusa_viz.decoding import preview, reweigh
 from medusa_viz.decoding.records import Branch, Session, Step
 from medusa_viz.decoding.settings import Limits
 from medusa_viz.decoding.tree import TreeShape
+from medusa_viz.tuning.builders import assumed_accuracy
 from medusa_viz.ui import presets
 from medusa_viz.ui.greedy_watch import GreedyWatch
 from medusa_viz.ui.knobs import ActionError, Knobs, tree_for
 from medusa_viz.ui.lines import Entry, Line, Pin, recorded_line
 from medusa_viz.ui.snapshot import BranchTab, ModelStatus, Pinned, Screen, Snapshot, screen_of
+from medusa_viz.ui.wording import Wording
 
 SLOW_MS = 1000.0  # a forward estimated above this is drawn unverified first
 MAX_BRANCHES = 6
@@ -39,8 +41,7 @@ class ExplorerSession:
         self.knobs_since = 0
         self.run: Any = None  # this session's model side, made on the first Start
         self.recorded = False
-        self.texts: dict[int, str] = {}
-        self.kinds: dict[int, str] = {}
+        self.wording = Wording()
         self.pin: Pin | None = None
         self.opened: frozenset[tuple[int, ...]] = frozenset()  # paths whose children are drawn in spite of the fold
         self.screen = Screen()
@@ -69,7 +70,7 @@ class ExplorerSession:
         return Snapshot(
             model=status, recorded=self.recorded, title=" · ".join(part for part in (model, *place) if part),
             heads_title=heads, prompt=self.prompt, prompt_ids=self.prompt_ids, accuracy=self._accuracy(),
-            texts=self.texts, kinds=self.kinds, steps=steps, index=self.index, pending=bool(steps) and self.pending,
+            texts=self.wording.texts, kinds=self.wording.kinds, steps=steps, index=self.index, pending=bool(steps) and self.pending,
             changed=self.draft is not None, finished=self.line.finished if self.lines else None,
             walls=self.knobs.walls, acceptance=self.knobs.acceptance, delta_locked=self.knobs.delta_locked,
             branch=self.branch,
@@ -86,7 +87,7 @@ class ExplorerSession:
                            [entry.step for entry in line.entries if entry.step.verdict is not None])
                     for line in self.lines.values()]
         return Session(model, heads, device, dtype, self.prompt, list(self.prompt_ids), self._accuracy(),
-                       dict(self.texts), dict(self.kinds), branches)
+                       dict(self.wording.texts), dict(self.wording.kinds), branches)
 
     # ---- actions ---------------------------------------------------------------------------------------------
 
@@ -121,6 +122,8 @@ class ExplorerSession:
             self.prompt_ids, self.recorded = old
             raise
         self.lines, self.prompt, self.notice = {"A": Line("A", [entry])}, prompt, ids.notice
+        if not engine.accuracy:
+            self.notice = ("no_accuracy", {})
         self.branch, self.index, self.draft, self.knobs_since, self.pin = "A", 0, None, 0, None
         self.watch.forget()
 
@@ -168,7 +171,7 @@ class ExplorerSession:
     def do_knob(self, **changes: Any) -> None:
         """Move knobs and recompute the shown step by the cheapest means that gives the true answer."""
         begun = perf_counter()
-        knobs, notice = self.knobs.changed(changes, len(self._accuracy()) or len(self.knobs.walls.top_s))
+        knobs, notice = self.knobs.changed(changes, self._heads())
         self.notice = (notice, {}) if notice else ""
         if self.lines:
             self._replace(self._recomputed(self.entry, knobs, begun))
@@ -179,7 +182,7 @@ class ExplorerSession:
         """Set walls and size as a preset does."""
         if name not in presets.PRESETS:
             raise ActionError("no_preset", name=str(name)[:40])
-        walls = presets.walls(name, len(self._accuracy()) or len(self.knobs.walls.top_s))
+        walls = presets.walls(name, self._heads())
         self.do_knob(top_s=walls.top_s, size=walls.size)
 
     def do_screen(self, **screen: Any) -> None:
@@ -218,7 +221,7 @@ class ExplorerSession:
 
     def _recomputed(self, entry: Entry, knobs: Knobs, begun: float) -> Entry:
         """The entry under other knobs, answered from its record where that holds the answer."""
-        shape = tree_for(knobs.walls, self._accuracy(), self._room(entry.step.prefix_length))
+        shape = self._tree(knobs, entry.step.prefix_length)
         rows = shape.rows_in(entry.verified.shape)
         if rows is None:
             return self._widened(replace(entry, knobs=knobs), shape)
@@ -297,12 +300,12 @@ class ExplorerSession:
         """Verify a tree at a position and judge it."""
         begun = perf_counter()
         if shape is None:
-            shape = tree_for(knobs.walls, self._accuracy(), self._room(len(position.ids)))
+            shape = self._tree(knobs, len(position.ids))
         look = self._work(lambda: self.run.look(position, shape, knobs.acceptance))
         self.host.latency.add(shape.nodes + 1, look.timings.verify)
         step = Step(index, branch, len(position.ids), look.drafts, look.verification, None, look.timings,
                     walls=knobs.walls)
-        self._learn_texts(position.ids, step)
+        self.wording.learn(self.host.engine.codec, position.ids, step)
         entry = Entry(step, step, tuple(range(shape.nodes + 1)), knobs, position, look)
         return _answered(self._judged(entry), "forward", begun)
 
@@ -358,6 +361,16 @@ class ExplorerSession:
         if not self.lines:
             raise ActionError("no_run")
 
+    def _heads(self) -> int:
+        if self.recorded:
+            return len(self.line.entries[0].step.drafts.heads)
+        return self.host.engine.drafter.heads if self.host.engine else len(self.knobs.walls.top_s)
+
+    def _tree(self, knobs: Knobs, prefix_length: int) -> TreeShape:
+        """The tree the knobs ask for behind a prefix. Heads that bring no accuracies are assumed to be common ones."""
+        table = self._accuracy() or assumed_accuracy(self._heads())
+        return tree_for(knobs.walls, table, self._room(prefix_length))
+
     def _accuracy(self) -> list[list[float]]:
         if self.host.engine is not None and not self.recorded:
             return self.host.engine.accuracy
@@ -373,19 +386,9 @@ class ExplorerSession:
         placement = engine.backbone.placement
         return engine.title, engine.loaded.source, (placement.device_name, placement.dtype_name)
 
-    def _learn_texts(self, ids: tuple[int, ...], step: Step) -> None:
-        """Display texts of every id a view may need."""
-        codec = self.host.engine.codec
-        tops = [*step.drafts.heads, *step.verification.top.values()]
-        for token in {*ids, *step.drafts.token, *(token for top in tops for token in top.ids)} - self.texts.keys():
-            self.texts[token] = codec.token_text(token)
-            kind = codec.token_kind(token)
-            if kind != "text":
-                self.kinds[token] = kind
-
     def _show_recording(self, recording: Session) -> None:
         self.prompt, self.prompt_ids = recording.prompt, list(recording.prompt_ids)
-        self.texts, self.kinds = dict(recording.texts), dict(recording.kinds)
+        self.wording = Wording(dict(recording.texts), dict(recording.kinds))
         self.lines = {branch.name: recorded_line(branch) for branch in recording.branches}
         self.branch, self.recorded = recording.branches[0].name, True
         self.do_goto(len(self.line.entries) - 1)

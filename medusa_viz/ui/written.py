@@ -12,5 +12,6 @@ def written(session: ExplorerSession) -> str:
         return ""
     ids = session.line.committed(len(session.line.done()))
     if session.recorded or session.host.engine is None:
-        return plain_text(session.texts[token] for token in ids if session.kinds.get(token) != "special")
+        wording = session.wording
+        return plain_text(wording.texts[token] for token in ids if wording.kinds.get(token) != "special")
     return session.host.engine.codec.decode(ids)

@@ -43,7 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
 def add_model_options(parser: argparse.ArgumentParser) -> None:
     """--model, --heads, --device, --dtype: what every command that loads a model takes."""
     parser.add_argument("--model", default=DEFAULT_PRESET.name, help="preset, folder or hub id (default: %(default)s)")
-    parser.add_argument("--heads", default="", help="folder, .safetensors file or hub id of heads (default: the preset's)")
+    parser.add_argument("--heads", default="", help="folder, .safetensors file or hub id (default: the preset's)")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1 (default: %(default)s)")
     parser.add_argument("--dtype", default="auto", help="auto, fp32, bf16, fp16 (default: %(default)s)")
 

@@ -105,7 +105,10 @@ class Sessions:
             except Exception:
                 log.exception("action %s failed", action)
                 session.notice = ("failed", {"name": action[:40]})
-            snapshot = session.snapshot(self.host.status, self._sentence(session, token))
+            if token in self._dropped:  # its owner's page is older than this session, and learns why
+                self._dropped.discard(token)
+                session.notice = ("dropped", {})
+            snapshot = session.snapshot(self.host.status, self._sentence(session))
             shown = view.packed(view.build(snapshot, self.texts, session.opened))
             return orjson.dumps({"stamp": time.monotonic_ns(), **shown},
                                 option=orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY).decode()
@@ -138,11 +141,8 @@ class Sessions:
         """How many people the model serves before this page's next job."""
         return self.host.worker.ahead_of(token) if self.host.worker else 0
 
-    def _sentence(self, session: ExplorerSession, token: str) -> str:
+    def _sentence(self, session: ExplorerSession) -> str:
         notice = session.notice
-        if token in self._dropped:
-            self._dropped.discard(token)
-            return self.texts("session.dropped")
         return notice if isinstance(notice, str) else self.texts(f"session.{notice[0]}", **notice[1])
 
     def _session(self, token: str) -> tuple[ExplorerSession, threading.Lock]:

@@ -70,7 +70,8 @@ class ExplorerSession:
         return Snapshot(
             model=status, recorded=self.recorded, title=" · ".join(part for part in (model, *place) if part),
             heads_title=heads, prompt=self.prompt, prompt_ids=self.prompt_ids, accuracy=self._accuracy(),
-            texts=self.wording.texts, kinds=self.wording.kinds, steps=steps, index=self.index, pending=bool(steps) and self.pending,
+            texts=self.wording.texts, kinds=self.wording.kinds, steps=steps, index=self.index,
+            pending=bool(steps) and self.pending,
             changed=self.draft is not None, finished=self.line.finished if self.lines else None,
             walls=self.knobs.walls, acceptance=self.knobs.acceptance, delta_locked=self.knobs.delta_locked,
             branch=self.branch,

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import argparse
 import os
+import socket
+import sys
 
 from medusa_viz.cli import add_model_options
 
 
 def main() -> None:
     options = parse()
+    check_address(options.host, options.port)
     quiet_network(options)
     from medusa_viz.ui import page
     from medusa_viz.ui.host import Sessions
@@ -30,6 +33,18 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
+def check_address(host: str, port: int) -> None:
+    """End with one sentence, before anything loads, where the page cannot be served."""
+    try:
+        with socket.create_server((host, port)):
+            pass
+    except OverflowError:
+        sys.exit(f"Port {port} is none; choose one from 1 to 65535 with --port.")
+    except OSError as error:
+        reason = str(error.strerror or error).partition(" (while")[0]
+        sys.exit(f"The page cannot be served at {host}:{port} ({reason}); choose another --port or --host.")
+
+
 def quiet_network(options: argparse.Namespace) -> None:
     """Before anything imports gradio or a hub client: no request leaves the machine that nobody asked for."""
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
@@ -41,4 +56,7 @@ def quiet_network(options: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit(130)

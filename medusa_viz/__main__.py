@@ -2,6 +2,9 @@
 
 import sys
 
-from medusa_viz.cli import main
+try:
+    from medusa_viz.cli import main
 
-sys.exit(main())
+    sys.exit(main())
+except KeyboardInterrupt:  # also while the imports run
+    sys.exit(130)

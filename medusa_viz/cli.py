@@ -10,6 +10,7 @@ import json
 import sys
 from dataclasses import fields
 from pathlib import Path
+from tempfile import TemporaryFile
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,8 @@ from medusa_viz.models.presets import DEFAULT_PRESET
 if TYPE_CHECKING:
     from medusa_viz.decoding.engine import Engine
     from medusa_viz.decoding.tree import TreeShape
+
+WIDE_TREE = 1024  # nodes; above, a note says that each step will be slow
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -32,12 +35,28 @@ def main(arguments: list[str] | None = None) -> int:
     _add_calibrate(commands)
     options = parser.parse_args(arguments)
     try:
+        for target in (getattr(options, name, None) for name in ("out", "json")):
+            if target is not None:
+                check_writable(target)
         return options.run(options) or 0
+    except BrokenPipeError:  # whoever read our output has gone
+        sys.stdout = None
+        return 0
     except (ValueError, RuntimeError, OSError) as error:
         print(f"{parser.prog} {options.command}: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
+
+
+def check_writable(target: Path) -> None:
+    """Refuse a result that could not be written, before any work is done for it. Raises OSError with one sentence."""
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=target.parent):
+            pass
+    except OSError as error:
+        raise OSError(f"The result cannot be written to {target} ({error.strerror}); name another place.") from error
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
@@ -120,8 +139,12 @@ def _decode(options: argparse.Namespace) -> None:
     from medusa_viz.decoding.decoder import decode
     from medusa_viz.models.text import TextStream
 
+    if not options.prompt.strip():
+        raise ValueError("The prompt is empty: type a prompt.")
     engine = load_engine(options)
     shape = tree_from(options.tree, engine)
+    if shape.nodes > WIDE_TREE:
+        print(f"note: {shape.nodes:,} nodes a step take long; trees of up to {WIDE_TREE} are usual", file=sys.stderr)
     ids = engine.codec.encode_prompt(options.prompt, raw=options.raw)
     if ids.notice:
         print(f"note: {ids.notice}", file=sys.stderr)

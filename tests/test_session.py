@@ -359,3 +359,10 @@ def test_heads_without_accuracies_still_draft_a_tree_and_claim_no_figure(page):
     expected = next(tile for tile in view["merits"] if tile["key"] == "expected")
     assert not any(char.isdigit() for char in expected["value"])
     assert len(page.act("knob", size=5)["tree"]["nodes"]) == 6
+
+
+def test_temperatures_snap_to_those_that_records_are_exact_at(page):
+    page.act("start", prompt="abcdef")
+    assert page.act("knob", temperature=0.68)["knobs"]["temperature"] == 0.7
+    assert page.act("knob", temperature=0.01)["knobs"]["temperature"] == 0.1
+    assert page.act("knob", temperature=0)["knobs"]["temperature"] == 0

@@ -12,6 +12,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from medusa_viz.decoding.settings import SettingsError
 from medusa_viz.decoding.tree import from_paths
 from medusa_viz.models import checkpoints, device
 from medusa_viz.models.backbone import Backbone
@@ -355,16 +356,18 @@ def test_hidden_states_equal_a_plain_forward_and_an_interrupted_pass_goes_on(tmp
     assert hidden.hidden_states(backbone, replies, tmp_path / "parts", torch.float32, stop) is not None  # all done
 
 
-def test_the_command_refuses_bad_settings_and_names_no_folder_of_this_machine(tmp_path, capsys):
+def test_the_command_refuses_bad_settings_and_names_no_folder_of_this_machine(tmp_path):
     parser = argparse.ArgumentParser()
     commands.add_parser(parser.add_subparsers())
     words = ["train", "--data", str(tmp_path / "replies.npz"), "--out", str(tmp_path / "heads")]
     args = parser.parse_args([*words, "--passes", "9"])
     assert commands.command_line(args).startswith(
         "python -m medusa_viz train --recipe medusa1 --model smollm2-135m --data replies.npz --out heads --heads 4")
-    assert args.run(args) == 1 and "is no token file" in capsys.readouterr().err
+    with pytest.raises(data.DataError, match="is no token file"):
+        args.run(args)
     args = parser.parse_args([*words, "--passes", "0"])
-    assert args.run(args) == 1 and "passes is 0" in capsys.readouterr().err
+    with pytest.raises(SettingsError, match="passes is 0"):
+        args.run(args)
 
 
 # ------------------------------------------------------------------------------------------- evaluation and replay

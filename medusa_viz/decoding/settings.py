@@ -10,6 +10,9 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 ACCEPTANCE_MODES = ("greedy", "typical", "rejection")
+LEAST_TEMPERATURE = 1e-6
+"""Below it logits / T leave what fp32 can hold; softmax has long been all on the argmax."""
+
 MAX_RANKS = 10
 """Widest top-s the page offers and the ranks an accuracy table holds."""
 
@@ -58,8 +61,8 @@ class Acceptance(Checked):
 
     @property
     def rule(self) -> str:
-        """The mode in force: temperature 0 is greedy whatever the mode."""
-        return "greedy" if self.temperature == 0 else self.mode
+        """The mode in force: temperature 0 is greedy whatever the mode, and so is one too small to divide by."""
+        return "greedy" if self.temperature < LEAST_TEMPERATURE else self.mode
 
 
 @dataclass(frozen=True)

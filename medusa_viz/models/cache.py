@@ -6,6 +6,8 @@ together and advances, truncate goes back. Every layer is full attention: a slid
 
 from __future__ import annotations
 
+import weakref
+
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
@@ -15,7 +17,7 @@ class _TreeLayer(CacheLayerMixin):
 
     def __init__(self, owner: TreeCache) -> None:
         super().__init__()
-        self.owner = owner
+        self.owner = weakref.proxy(owner)  # no cycle: a closed session's memory returns at once
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         # Zeros, not empty memory: a masked row holding NaN would still poison the softmax of real ones.

@@ -39,21 +39,9 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.set_defaults(run=run)
 
 
-def run(args: argparse.Namespace) -> int:
-    """Run the command; 0, or 1 after one sentence on stderr."""
-    from medusa_viz.decoding.settings import SettingsError
-    from medusa_viz.models.backbone import BackboneError
-    from medusa_viz.models.device import DeviceError
-    from medusa_viz.models.fetch import ModelUnavailable
-    from medusa_viz.training.data import DataError
-    from medusa_viz.training.trainer import TrainingError
-
-    try:
-        _train(args, _settings(args))
-    except (SettingsError, BackboneError, DeviceError, ModelUnavailable, DataError, TrainingError) as error:
-        print(error, file=sys.stderr)
-        return 1
-    return 0
+def run(args: argparse.Namespace) -> None:
+    """Run the command; faults are ValueErrors and RuntimeErrors of one sentence."""
+    _train(args, _settings(args))
 
 
 def _train(args: argparse.Namespace, settings: TrainSettings) -> None:

@@ -102,7 +102,7 @@ def _read(path: Path) -> Replies:
             arrays = dict(file)
         ids, offsets = arrays["ids"].astype(np.int32), arrays["offsets"].astype(np.int64)
     except (OSError, ValueError, KeyError, EOFError) as error:
-        raise DataError(f"{path} is no token file: it must be an .npz with `ids` and `offsets` ({error}).") from error
+        raise DataError(f"{path} is no token file: it must be an .npz with `ids` and `offsets`.") from error
     n = len(offsets) - 1
     if n < 1 or offsets[0] != 0 or offsets[-1] != len(ids) or (np.diff(offsets) < 0).any():
         raise DataError(f"{path} holds no sequence, or offsets that do not fit its {len(ids):,} ids.")

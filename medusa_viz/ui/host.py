@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections import OrderedDict
+from concurrent.futures import CancelledError
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,8 @@ class Sessions:
                 session.notice = (error.key, error.values)
             except (ValueError, RuntimeError) as error:
                 session.notice = str(error)
+            except CancelledError:
+                log.info("the page of a running %s was closed", action)
             except TypeError as error:
                 log.warning("a page sent an odd payload for %s: %s", action, error)
                 session.notice = ("odd_payload", {"name": action[:40]})

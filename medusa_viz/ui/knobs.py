@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from medusa_viz.decoding.records import TEMPERATURES
 from medusa_viz.decoding.settings import Acceptance, Walls
 from medusa_viz.decoding.tree import TreeShape, dense, dense_nodes
 from medusa_viz.tuning.builders import sparse
@@ -53,6 +54,8 @@ class Knobs:
         names = ("mode", "temperature", "epsilon", "delta", "top_p", "seed")
         new = {name: changes.pop(name) for name in names if name in changes}
         wanted = replace(self.acceptance, **new)
+        if wanted.temperature > 0:  # the page judges from records, which are exact on their grid of temperatures
+            wanted = replace(wanted, temperature=min(TEMPERATURES, key=lambda t: abs(t - wanted.temperature)))
         if locked:
             wanted = replace(wanted, delta=round(math.sqrt(wanted.epsilon), 3))
         if "mode" in new:

@@ -1,0 +1,105 @@
+"""The command line: one sentence and status 2 for what cannot be done, before any work is done for it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from tiny import backbone, plain_greedy, random_drafter
+
+from medusa_viz import cli
+from medusa_viz.models.checkpoints import HeadsConfig, LoadedHeads, LoadReport
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+ACCURACY = [[0.5, 0.2, 0.1]] * 3
+
+
+class Ids(list):
+    notice = ""
+
+
+class Letters:
+    def encode_prompt(self, text, raw=False):
+        return Ids(1 + ord(char) % 60 for char in text)
+
+    def decode(self, ids, **_):
+        return " ".join(map(str, ids))
+
+    def text_bytes(self, ids, keep_special):
+        return (f"{token} ".encode() for token in ids)
+
+    def token_bytes(self, token):
+        return f"{token} ".encode()
+
+
+@pytest.fixture
+def engine(monkeypatch):
+    """A tiny engine in the place of the one the command would load."""
+    of = backbone(dtype=torch.float64)
+    drafter = random_drafter(of)
+    loaded = LoadedHeads(drafter.module, HeadsConfig(accuracy=ACCURACY), LoadReport([], [], [], []), "tiny")
+    made = SimpleNamespace(backbone=of, drafter=drafter, codec=Letters(), loaded=loaded, title="Tiny",
+                           accuracy=ACCURACY)
+    monkeypatch.setattr(cli, "load_engine", lambda options: made)
+    monkeypatch.setattr("medusa_viz.models.text.TextStream", lambda codec: SimpleNamespace(
+        push=codec.decode, finish=lambda: ""))
+    return made
+
+
+def test_decode_writes_every_figure(engine, tmp_path, capsys):
+    target = tmp_path / "made" / "here.json"
+    assert cli.main(["decode", "--prompt", "abc", "--tree", "dense:2,2", "--max-new-tokens", "9",
+                     "--json", str(target)]) == 0
+    result = json.loads(target.read_text())
+    assert set(result) == {"text", "token_ids", "steps", "tokens", "tokens_per_step", "accepted_per_depth", "seconds",
+                           "tokens_per_second", "equals_greedy", "tree_nodes", "finish_reason", "device", "dtype"}
+    assert result["token_ids"] == plain_greedy(engine.backbone, Letters().encode_prompt("abc"), 9)
+    assert (result["tokens"], result["tree_nodes"], result["finish_reason"]) == (9, 6, "length")
+    assert result["equals_greedy"] is True and result["tokens_per_step"] == 9 / result["steps"]
+    assert "tokens per step" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("tree", ["plain", "chain", "chain:2", "dense:3,2,1", "sparse:7", "sparse:7@2,1"])
+def test_every_tree_writes_the_same_text(engine, tree, tmp_path):
+    target = tmp_path / "out.json"
+    words = ["--prompt", "hello", "--tree", tree, "--max-new-tokens", "8", "--json", str(target)]
+    assert cli.main(["decode", *words]) == 0
+    assert json.loads(target.read_text())["token_ids"] == plain_greedy(
+        engine.backbone, Letters().encode_prompt("hello"), 8)
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    (["--prompt", " \n"], "prompt is empty"), (["--prompt", "x", "--tree", "dense:1,1,1,1"], "depth 4"),
+    (["--prompt", "x", "--tree", "forest"], "forest"), (["--prompt", "x", "--tree", "none.json"], "cannot be read"),
+    (["--prompt", "x", "--temperature", "9"], "temperature"),
+    (["--prompt", "x", "--max-new-tokens", "0"], "max_new_tokens"),
+    (["--prompt", "x", "--json", "/proc/none/out.json"], "cannot be written"),
+])
+def test_what_cannot_be_done_is_one_sentence(engine, words, said, capsys):
+    assert cli.main(["decode", *words]) == 2
+    error = capsys.readouterr().err.strip()
+    assert said in error and "\n" not in error
+
+
+def test_a_tree_file_is_read_with_notes(engine, tmp_path, capsys):
+    file = tmp_path / "tree.json"
+    file.write_text("[[0,0,0,0],[1,0],0]")
+    assert cli.main(["decode", "--prompt", "x", "--tree", str(file), "--max-new-tokens", "3"]) == 0
+    error = capsys.readouterr().err
+    assert "missing inner node" in error and "depth 4" in error and "5 nodes" in error
+
+
+def test_training_refuses_with_status_2(tmp_path, capsys):
+    assert cli.main(["train", "--data", str(tmp_path / "none.npz"), "--out", str(tmp_path / "heads")]) == 2
+    assert "is no token file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    (["--port", "99999"], "1 to 65535"), (["--host", "256.1.1.1", "--port", "0"], "cannot be served")])
+def test_the_page_says_where_it_cannot_be_served(words, said):
+    command = [sys.executable, "app.py", *words]
+    ended = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 1 and said in ended.stderr and "Traceback" not in ended.stderr

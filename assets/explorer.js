@@ -106,7 +106,7 @@ async function show(app, view, job) {
   mark(app);
   await drawTree(app, before, job);
   const ms = performance.now() - job.at;
-  app.root.dataset.repaint = ms.toFixed(0);
+  if (job.action !== 'poll') app.root.dataset.repaint = ms.toFixed(0);
   if (!app.screen.phone) app.outline.draw();
   app.knobs.measured(view, ['knob', 'preset'].includes(job.action) ? ms : null);
   mark(app);

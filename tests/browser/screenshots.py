@@ -12,7 +12,7 @@ from tests.browser.conftest import ARGUMENTS
 from tests.browser.explorer import Explorer
 
 FOLDER = Path(__file__).resolve().parents[2] / "assets" / "screenshots"
-PROMPT = "Write the numbers from 1 to 20 in words."
+PROMPT = "What are the benefits of regular exercise?"
 LEAST_COMMITTED = 4  # tokens that the step on the picture commits
 MOST_STEPS = 20
 SHOTS = {

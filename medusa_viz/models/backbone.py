@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from gguf import GGUFReader
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
@@ -193,6 +194,7 @@ def load(source: str | Path, placement: Placement, name: str = "", attention: st
     `packed` lays fp32 linears out for a CPU's inference where that is faster; without it the model is as transformers
     made it, and can be trained, copied and moved.
     """
+    _refuse_gguf(Path(source))
     try:
         config = AutoConfig.from_pretrained(source)
         if config.is_encoder_decoder:
@@ -207,6 +209,20 @@ def load(source: str | Path, placement: Placement, name: str = "", attention: st
     if packed:
         backbone.speed_up()
     return backbone
+
+
+def _refuse_gguf(source: Path) -> None:
+    """One sentence, before anything large is read, for a GGUF file or a folder that holds nothing else."""
+    in_folder = source.is_dir() and not (source / "config.json").exists()
+    files = sorted(source.glob("*.gguf")) if in_folder else [source] if source.suffix == ".gguf" else []
+    if not files or not files[0].is_file():
+        return
+    try:
+        size = f"{4 * sum(int(tensor.n_elements) for tensor in GGUFReader(files[0]).tensors) / 1e9:.1f} GB"
+    except (ValueError, IndexError, OSError):
+        size = "many times its size"
+    raise BackboneError(f"{files[0].name} is a GGUF file, which would take {size} of memory in fp32; name the folder "
+                        "or hub id of the original model instead.")
 
 
 def _layer_kinds(model: PreTrainedModel) -> tuple[str, ...]:

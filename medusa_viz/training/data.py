@@ -101,6 +101,8 @@ def _read(path: Path) -> Replies:
         with np.load(path, allow_pickle=False) as file:
             arrays = dict(file)
         ids, offsets = arrays["ids"].astype(np.int32), arrays["offsets"].astype(np.int64)
+    except FileNotFoundError:
+        raise DataError(f"{path} is no token file: it is not there; `distill` writes one.") from None
     except (OSError, ValueError, KeyError, EOFError) as error:
         raise DataError(f"{path} is no token file: it must be an .npz with `ids` and `offsets`.") from error
     n = len(offsets) - 1

@@ -79,7 +79,7 @@ def make_snapshot(steps: list[Step], **changes) -> Snapshot:
     """A live session that shows its last step, pending."""
     snapshot = Snapshot(
         model=ModelStatus("ready", title="SmolLM2-135M-Instruct · CPU · fp32"), recorded=False, title="test",
-        heads_title="test heads", prompt="The cat sat on", prompt_ids=[1, 2, 3], accuracy=ACCURACY, texts=make_texts(),
+        prompt="The cat sat on", prompt_ids=[1, 2, 3], accuracy=ACCURACY, texts=make_texts(),
         kinds={}, steps=steps, index=max(0, len(steps) - 1), pending=bool(steps), changed=False, finished=None,
         walls=Walls((4, 3, 2, 2), 16),
         acceptance=steps[-1].verdict.settings if steps and steps[-1].verdict else Acceptance(),

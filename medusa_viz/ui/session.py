@@ -63,13 +63,13 @@ class ExplorerSession:
 
     def snapshot(self, status: ModelStatus, notice: str) -> Snapshot:
         """What the page shows now; `notice` is the sentence for the status line."""
-        model, heads, place = self._names()
+        model, _, place = self._names()
         steps = [entry.step for entry in self.line.entries] if self.lines else []
         if self.draft:
             steps[self.index] = self.draft.step
         return Snapshot(
             model=status, recorded=self.recorded, title=" · ".join(part for part in (model, *place) if part),
-            heads_title=heads, prompt=self.prompt, prompt_ids=self.prompt_ids, accuracy=self._accuracy(),
+            prompt=self.prompt, prompt_ids=self.prompt_ids, accuracy=self._accuracy(),
             texts=self.wording.texts, kinds=self.wording.kinds, steps=steps, index=self.index,
             pending=bool(steps) and self.pending,
             changed=self.draft is not None, finished=self.line.finished if self.lines else None,

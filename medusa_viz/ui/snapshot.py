@@ -83,7 +83,6 @@ class Snapshot:
     recorded: bool
     """The opening recording rather than a live run."""
     title: str
-    heads_title: str
     prompt: str
     prompt_ids: list[int]
     accuracy: list[list[float]]

@@ -46,8 +46,8 @@ export function createText(app) {
       app.prompt = view.text.prompt;
       parts.start.disabled = !view.run.can.start;
       markEdited();
+      drawBranches(app, view); // first: its tabs take room from the chips, which end scrolled to their last line
       drawChips(app, view);
-      drawBranches(app, view);
       drawSlider(app, view);
       this.select();
     },

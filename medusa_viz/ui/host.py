@@ -18,7 +18,7 @@ from medusa_viz.figures.texts import Texts
 from medusa_viz.models.worker import Worker
 from medusa_viz.ui import view
 from medusa_viz.ui.knobs import ActionError
-from medusa_viz.ui.session import ExplorerSession
+from medusa_viz.ui.session import PASSIVE, ExplorerSession
 from medusa_viz.ui.snapshot import ModelStatus
 from medusa_viz.ui.written import written
 
@@ -109,8 +109,9 @@ class Sessions:
                 log.exception("action %s failed", action)
                 session.notice = ("failed", {"name": action[:40]})
             if token in self._dropped:  # its owner's page is older than this session, and learns why
-                self._dropped.discard(token)
                 session.notice = ("dropped", {})
+                if action not in PASSIVE:  # a look that nobody asked for may pass unread
+                    self._dropped.discard(token)
             snapshot = session.snapshot(self.host.status, self._sentence(session))
             shown = view.packed(view.build(snapshot, self.texts, session.opened))
             return orjson.dumps({"stamp": time.monotonic_ns(), **shown},
@@ -121,6 +122,7 @@ class Sessions:
         with self._lock:
             self._sessions.pop(token, None)
             self._locks.pop(token, None)
+            self._dropped.discard(token)
         if self.host.worker:
             self.host.worker.cancel(token)
 

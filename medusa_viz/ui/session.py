@@ -25,6 +25,7 @@ from medusa_viz.ui.wording import Wording
 
 SLOW_MS = 1000.0  # a forward estimated above this is drawn unverified first
 MAX_BRANCHES = 6
+PASSIVE = ("poll", "hello", "screen")  # actions of the page itself, not of the person
 
 
 class ExplorerSession:
@@ -97,7 +98,7 @@ class ExplorerSession:
         method = getattr(self, f"do_{action}", None)
         if method is None:
             raise ActionError("unknown_action", name=action[:40])
-        if action not in ("poll", "hello", "screen"):
+        if action not in PASSIVE:
             self.notice = ""
         method(**payload)
 

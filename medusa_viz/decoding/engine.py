@@ -14,6 +14,7 @@ from medusa_viz.decoding.decoder import PLAIN, decode
 from medusa_viz.decoding.settings import Acceptance
 from medusa_viz.models import backbone as backbones
 from medusa_viz.models import checkpoints, device
+from medusa_viz.models.adapter import is_adapter
 from medusa_viz.models.backbone import Backbone, BackboneError
 from medusa_viz.models.fetch import ensure_model
 from medusa_viz.models.heads import Drafter, HeadsError
@@ -74,14 +75,16 @@ def load(options: EngineOptions, report: Report = silent) -> Engine:
         raise HeadsError(f"{options.model} needs Medusa heads: name them with --heads (a folder or file).")
     source = ensure_model(preset, report) if preset else options.model
     title = preset.title if preset else Path(options.model).name
+    heads = options.heads or heads_folder(preset)
+    adapter = heads if is_adapter(heads) else None
+    title += " + adapter" if adapter else ""
     report("load", None, title)
-    loaded_backbone = backbones.load(source, placement, title)
+    loaded_backbone = backbones.load(source, placement, title, adapter=adapter)
     try:
         codec = TextCodec(AutoTokenizer.from_pretrained(source))
     except (OSError, ValueError, KeyError) as error:
         raise BackboneError(f"The tokenizer of {options.model} could not be loaded: "
                             f"{str(error).splitlines()[0]:.160}") from error
-    heads = options.heads or heads_folder(preset)
     loaded = checkpoints.load(heads, loaded_backbone.hidden_size, loaded_backbone.vocab_size, placement.dtype)
     return Engine(loaded_backbone, Drafter(loaded.module, loaded_backbone.lm_head), codec, loaded, title)
 

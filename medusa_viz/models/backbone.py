@@ -17,6 +17,7 @@ from gguf import GGUFReader
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from medusa_viz.models import adapter as adapters
 from medusa_viz.models import attention as attentions
 from medusa_viz.models import packed as packing
 from medusa_viz.models.cache import TreeCache
@@ -187,11 +188,11 @@ class Backbone:
         return self.prefill(ids, self.new_cache(len(ids)), keep=len(ids)).logits
 
 
-def load(source: str | Path, placement: Placement, name: str = "", attention: str | None = None, packed: bool = True
-         ) -> Backbone:
-    """Load a backbone from a folder or hub id, and check that it can run trees. Raises BackboneError.
+def load(source: str | Path, placement: Placement, name: str = "", attention: str | None = None, packed: bool = True,
+         adapter: str | Path | None = None) -> Backbone:
+    """Load a backbone from a folder or hub id, and check that it can run trees. Raises BackboneError or AdapterError.
 
-    `packed` lays fp32 linears out for a CPU's inference where that is faster; without it the model is as transformers
+    `adapter` is the folder of a LoRA adapter to merge into the weights (Medusa-2). `packed` lays fp32 linears out for a CPU's inference where that is faster; without it the model is as transformers
     made it, and can be trained, copied and moved.
     """
     _refuse_gguf(Path(source))
@@ -204,6 +205,8 @@ def load(source: str | Path, placement: Placement, name: str = "", attention: st
         raise
     except (OSError, ValueError, KeyError) as error:
         raise BackboneError(f"The model {source} could not be loaded: {str(error).splitlines()[0]:.200}") from error
+    if adapter is not None:
+        model = adapters.merge(model, adapter)
     backbone = Backbone(model.to(placement.device), placement, name or str(source))
     backbone.check_trees()
     if packed:

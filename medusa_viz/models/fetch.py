@@ -75,7 +75,7 @@ def cache_root() -> Path:
 
 def model_folder(preset: Preset = DEFAULT_PRESET) -> Path:
     """Where the converted model lies, or would lie."""
-    return cache_root() / f"{preset.name}-v{CONVERSION}"
+    return cache_root() / f"{preset.weights}-v{CONVERSION}"
 
 
 def is_ready(folder: Path) -> bool:
@@ -133,7 +133,7 @@ def _make(preset: Preset, folder: Path, report: Report) -> None:
 def _mark(preset: Preset, folder: Path) -> None:
     """Write the marker that `is_ready` trusts: the sizes of all files, and what they were made from."""
     files = {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
-    source = {"preset": preset.name, "conversion": CONVERSION, "member_sha256": preset.member_sha256}
+    source = {"preset": preset.weights, "conversion": CONVERSION, "member_sha256": preset.member_sha256}
     (folder / MARKER).write_text(json.dumps(source | {"files": files}, indent=1), "utf-8")
 
 

@@ -20,16 +20,20 @@ def model_card(config: HeadsConfig, scores: dict[str, Scores], replies: Replies,
 
 
 def _head(config: HeadsConfig) -> str:
-    trained = config.trained
+    trained, joint = config.trained, _is_joint(config.trained)
+    layers = f"{config.medusa_num_layers} residual layer{'s' * (config.medusa_num_layers > 1)} each"
+    kind = (f"Medusa-2 heads with {layers} and a LoRA adapter of rank {trained['rank']} for the backbone, trained "
+            "together." if joint else f"Medusa-1 heads with {layers} over a frozen backbone.")
+    text = "the adapted backbone's own, close to the original's but not the same" if joint else "the backbone's own"
+    adapter = "; `adapter_model.safetensors` is the adapter in peft's format, without the LM head" if joint else ""
     return f"""# Medusa heads for {config.base_model_name_or_path}
 
-{config.medusa_num_heads} Medusa-1 heads with {config.medusa_num_layers} residual \
-layer{"s" * (config.medusa_num_layers > 1)} each over a frozen backbone of width {config.hidden_size}. The heads share \
-the backbone's LM head and draft from {trained["draft_rows"]:,} of its {config.vocab_size:,} rows. Head k at position \
-t predicts the token at t+k+1. Verification by the backbone keeps the full vocabulary, so the text is the backbone's \
-own whatever the heads draft.
+{config.medusa_num_heads} {kind} Width {config.hidden_size}. The heads share the backbone's LM head and draft from \
+{trained["draft_rows"]:,} of its {config.vocab_size:,} rows. Head k at position t predicts the token at t+k+1. \
+Verification by the backbone keeps the full vocabulary, so the text is {text}, whatever the heads draft.
 
-Weights in fp16, `{{head}}.{{layer}}.linear.weight|bias` with heads from 0, and `draft_vocabulary`, the ids of the rows.
+Weights in fp16, `{{head}}.{{layer}}.linear.weight|bias` with heads from 0, and `draft_vocabulary`, the ids of the \
+rows{adapter}.
 """
 
 
@@ -65,21 +69,45 @@ def _count(tokens: np.ndarray) -> str:
     return f"{tokens.sum():,} in {len(tokens):,}"
 
 
+def _is_joint(t: dict) -> bool:
+    """Whether the backbone was trained too; the first stage of Medusa-2 leaves it alone."""
+    return t["stage"] == 2
+
+
+def _objective(t: dict) -> str:
+    heads = f"Σ 0.8^k · L_k; L_k: mean over head k's own labels of the cross entropy with {_target(t)}"
+    if not _is_joint(t):
+        return heads
+    own = ("KL of the backbone's distribution before training and now" if t["lm_loss"] == "kl" else
+           "cross entropy of the text")
+    return f"L_LM + λ0 · {heads}; L_LM: {own}, mean over reply tokens; λ0 = {t['lambda0']:g} ({t['lambda0_schedule']})"
+
+
 def _recipe(config: HeadsConfig) -> str:
     t = config.trained
     facts = [
-        ("objective", f"Σ 0.8^k · L_k; L_k: mean over head k's own labels of the cross entropy with {_target(t)}"),
+        ("recipe", t["recipe"] + (f", from the heads `{t['init']}`" if t["init"] else "")),
+        ("objective", _objective(t)),
         ("labels", "prompts and replies" if t["whole_text"] else "reply tokens only"),
         ("labels per head", ", ".join(f"{n:,}" for n in t["labels_per_head"])),
         ("draft vocabulary", f"{t['draft_rows']:,} rows: the most frequent reply tokens and all single bytes; holds "
                              f"{t['draft_coverage']:.1%} of the training targets, the others give no label"),
         ("optimiser", f"AdamW, peak learning rate {t['lr']:g}, {t['warmup']} warm-up steps, cosine to 0, weight decay "
                       f"{t['weight_decay']:g}, gradient norm at most {t['clip']:g}"),
-        ("length", f"{t.get('passes_done', 0)} of {t['passes']} passes over {t['positions']:,} positions, "
+        ("length", f"{t.get('passes_done', 0)} of {t['passes']} passes over {t['positions']:,} positions, about "
                    f"{t['batch']:,} a step, {t['steps']:,} steps in all"),
         ("time", f"{t['seconds'] / 60:.0f} minutes of optimiser steps on {t['device']} ({t['matrix_precision']} matrix "
                  f"products); torch {t['torch']}; {t['date']}"),
     ]
+    if _is_joint(t):
+        stages = f"{t['heads_passes']} passes of heads alone at {t['heads_lr']:g}, then both"
+        stages = stages if t["heads_passes"] else "both from the start"
+        facts.insert(6, ("adapter", f"LoRA of rank {t['rank']}, alpha {t['alpha']}, on all linears but the LM head; "
+                                    f"the heads learn {t['heads_rate']:g} times as fast; {stages}"))
+    if "perplexity" in t:
+        found = t["perplexity"]
+        facts.append(("perplexity of the backbone on the held-out replies", f"{found['before']:.3f} before, "
+                      f"{found['after']:.3f} after ({found['after'] / found['before'] - 1:+.1%})"))
     return f"## Recipe\n\n{_table(['', ''], facts)}\n\n```\n{t['command']}\n```\n"
 
 
@@ -116,9 +144,12 @@ def _curve(log: list[dict]) -> str:
             scores = ["–"] * 3 if judged is None else [
                 " ".join(f"{row[0]:.3f}" for row in judged["accuracy"]),
                 *(f"{judged['tokens_per_step'].get(n, float('nan')):.3f}" for n in ("15", "63"))]
-            rows.append([line["pass"], f"{np.mean(losses):.3f}" if losses else "–", *scores])
+            found = line.get("perplexity")
+            rows.append([line["stage"], line["pass"], f"{np.mean(losses):.3f}" if losses else "–", *scores,
+                         f"{found['before']:.3f} → {found['after']:.3f}" if found else "–"])
             losses = []
-    header = ["pass", "training loss", "held-out top-1, heads in order", "tokens per step, 15 nodes", "63 nodes"]
+    header = ["stage", "pass", "training loss", "held-out top-1, heads in order", "tokens per step, 15 nodes",
+              "63 nodes", "perplexity"]
     return f"## Learning curve\n\n{_table(header, rows)}\n"
 
 

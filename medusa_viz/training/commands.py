@@ -1,89 +1,148 @@
-"""`python -m medusa_viz train`: Medusa-1 heads from token files."""
+"""`python -m medusa_viz train`: Medusa heads, and with them the backbone, from token files."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
 import shlex
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 from tqdm import tqdm
 
 from medusa_viz.models.presets import DEFAULT_PRESET, PRESETS
-from medusa_viz.training.trainer import TrainSettings
+from medusa_viz.training.progress import ProgressFile
+from medusa_viz.training.settings import RECIPES, settings_for
 
-RECIPES = ("medusa1",)
 UNITS = {"hidden": "token", "teacher": "token", "train": "step"}
 TITLES = {"hidden": "hidden states", "teacher": "soft targets", "train": "training"}
+EXIT_STOPPED = 130  # what a shell reports for a command that Ctrl-C ended
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
     """Add `train` to the command line; its `run` is in the parsed arguments."""
     parser = subparsers.add_parser(
         "train", help="train Medusa heads on token files",
-        description="Train Medusa-1 heads (frozen backbone, shared LM head) on replies that the model wrote itself.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("--recipe", choices=RECIPES, default="medusa1", help="medusa1: heads only, backbone frozen")
+        description="Train Medusa heads that share the LM head, on replies that the model wrote itself. Options that "
+                    "say (medusa2) belong to the recipes medusa2 and direct. Ctrl-C stops after the step at hand; "
+                    "--resume goes on. `accelerate launch -m medusa_viz train …` shares the work among processes.")
+    parser.add_argument("--recipe", choices=tuple(RECIPES), default="medusa1",
+                        help="; ".join(f"{name}: {recipe.help}" for name, recipe in RECIPES.items()))
     parser.add_argument("--model", default=DEFAULT_PRESET.name, help="preset, folder or hub id of the backbone")
     parser.add_argument("--data", nargs="+", type=Path, required=True, metavar="FILE.npz", help="token files")
+    parser.add_argument("--init", default="", metavar="HEADS", help="folder, file or hub id of heads to start from; "
+                        "they bring their number, layers and draft vocabulary")
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="where heads, log and checkpoint go")
     parser.add_argument("--resume", action="store_true", help="go on from the checkpoint in --out")
     parser.add_argument("--whole-text", action="store_true", help="label the prompts too, not only the replies")
     parser.add_argument("--cache", type=Path, default=None, metavar="FOLDER",
-                        help="where hidden states are kept (1.2 KB per token); None: beside the fetched models")
+                        help="where hidden states are kept, 1.2 KB per token (default: beside the fetched models)")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:1")
-    for field in dataclasses.fields(TrainSettings):
-        parser.add_argument(f"--{field.name.replace('_', '-')}", type=type(field.default), default=field.default,
-                            help=field.metadata["help"])
+    for field, owners in _fields().values():
+        defaults = ", ".join(dict.fromkeys(str(getattr(RECIPES[name].defaults, field.name)) for name in owners))
+        own = "" if len(owners) == len(RECIPES) else " (medusa2)"
+        parser.add_argument(f"--{field.name.replace('_', '-')}", type=type(field.default), default=None,
+                            choices=field.metadata["choices"],
+                            help=f"{field.metadata['help']}{own} (default: {defaults})")
     parser.set_defaults(run=run)
 
 
-def run(args: argparse.Namespace) -> None:
+def _fields() -> dict[str, tuple[dataclasses.Field, list[str]]]:
+    """Every setting of any recipe by name, and the recipes that have it."""
+    found: dict[str, tuple[dataclasses.Field, list[str]]] = {}
+    for name, recipe in RECIPES.items():
+        for field in dataclasses.fields(recipe.defaults):
+            found.setdefault(field.name, (field, []))[1].append(name)
+    return found
+
+
+def run(args: argparse.Namespace) -> int:
     """Run the command; faults are ValueErrors and RuntimeErrors of one sentence."""
-    _train(args, _settings(args))
-
-
-def _train(args: argparse.Namespace, settings: TrainSettings) -> None:
+    settings = _settings(args)
     from transformers import AutoTokenizer
 
-    from medusa_viz.models import backbone, device
+    from medusa_viz.models import backbone, checkpoints, device
     from medusa_viz.models.fetch import cache_root, ensure_model
     from medusa_viz.training import data, recipe
+    from medusa_viz.training.trainer import Stopped
 
     replies = data.load(args.data)  # first, since a wrong file is found at once and a model is not
-    placement = device.choose(args.device, "fp32")
+    placement = device.choose(_own_card(args.device), "fp32")
     preset = PRESETS.get(args.model)
     source = ensure_model(preset, _tell) if preset else args.model
     title = preset.title if preset else str(args.model)
     tokenizer = AutoTokenizer.from_pretrained(source)
-    bars = _Bars()
-    plain = backbone.load(source, placement, title, packed=False)  # autocast and copies need ordinary linears
-    job = recipe.Job(plain, title, replies, data.byte_token_ids(tokenizer), settings, args.out,
-                     args.cache or cache_root() / "training", args.whole_text, command_line(args), tqdm.write, bars)
-    try:
-        folder = recipe.run(job, args.resume)
-    finally:
-        bars.close()
+    # Autocast, gradients and copies need ordinary linears.
+    plain = backbone.load(source, placement, title, packed=False)
+    init = checkpoints.load(args.init, plain.hidden_size, plain.vocab_size) if args.init else None
+    with _watching(args.out) as watch:
+        job = recipe.Job(args.recipe, plain, title, replies, data.byte_token_ids(tokenizer), settings, args.out,
+                         args.cache or cache_root() / "training", init, args.whole_text, command_line(args),
+                         tqdm.write, watch.report, watch.stopped)
+        try:
+            folder = recipe.run(job, args.resume)
+        except Stopped as stopped:
+            watch.bars.close()
+            print(stopped, file=sys.stderr)
+            return EXIT_STOPPED
     print(f"Heads, config and model card are in {folder}.")
+    return 0
 
 
 def command_line(args: argparse.Namespace) -> str:
     """The command that repeats this run; of paths only the last part, since cards are read elsewhere."""
     words = ["python", "-m", "medusa_viz", "train", "--recipe", args.recipe, "--model", args.model, "--data",
              *(path.name for path in args.data), "--out", args.out.name]
+    words += ["--init", Path(args.init).name] if args.init else []
     words += ["--whole-text"] * args.whole_text
     for name, value in _settings(args).decisive.items():
         words += [f"--{name.replace('_', '-')}", str(value)]
     return shlex.join(words)
 
 
-def _settings(args: argparse.Namespace) -> TrainSettings:
-    return TrainSettings(**{field.name: getattr(args, field.name) for field in dataclasses.fields(TrainSettings)})
+def _settings(args: argparse.Namespace):
+    return settings_for(args.recipe, {name: getattr(args, name) for name in _fields()
+                                      if getattr(args, name) is not None})
+
+
+def _own_card(device: str) -> str:
+    """Under `accelerate launch` every process takes the card of its own number."""
+    from accelerate import PartialState
+
+    state = PartialState(cpu=device == "cpu")
+    return str(state.device) if device == "auto" and state.num_processes > 1 else device
 
 
 def _tell(phase: str, fraction: float | None, detail: str) -> None:
     print(f"{phase}: {detail}", file=sys.stderr)
+
+
+@contextmanager
+def _watching(folder: Path) -> Iterator[SimpleNamespace]:
+    """Progress on the terminal and in a file, and Ctrl-C: the first one asks, the second ends at once."""
+    bars, file, asked = _Bars(), ProgressFile(folder), []
+
+    def interrupt(*_: object) -> None:
+        if asked:
+            raise KeyboardInterrupt
+        asked.append(True)
+
+    def report(phase: str, done: int, total: int, line: dict | None) -> None:
+        bars(phase, done, total, line)
+        file(phase, done, total)
+        if asked and phase != "train":  # nothing is lost: what was computed is on disk
+            raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield SimpleNamespace(report=report, stopped=lambda: bool(asked), bars=bars)
+    finally:
+        signal.signal(signal.SIGINT, before)
+        bars.close()
 
 
 class _Bars:
@@ -98,7 +157,8 @@ class _Bars:
             self.phase, self.bar = phase, tqdm(total=total, desc=TITLES[phase], unit=UNITS[phase], smoothing=0.05)
         self.bar.update(done - self.bar.n)
         if line:
-            self.bar.set_postfix_str(f"loss {line['total']:.3f} · top-1 " + " ".join(
+            backbone = "" if line["lm_loss"] is None else f" = {line['lm_kind']} {line['lm_loss']:.4f} + heads"
+            self.bar.set_postfix_str(f"loss {line['total']:.3f}{backbone} · top-1 " + " ".join(
                 "–" if share is None else f"{share:.3f}" for share in line["top1"]), refresh=False)
 
     def close(self) -> None:

@@ -72,6 +72,13 @@ class Replies:
         return self.ids[self.is_reply]
 
     @cached_property
+    def before_reply(self) -> np.ndarray:
+        """int64: places in the joined ids whose next token is a reply token of the same sequence."""
+        following = np.append(self.is_reply[1:], False)
+        following[self.offsets[1:] - 1] = False
+        return np.flatnonzero(following)
+
+    @cached_property
     def is_reply(self) -> np.ndarray:
         """bool [N]: which tokens belong to a reply."""
         within = np.arange(len(self.ids)) - np.repeat(self.offsets[:-1], np.diff(self.offsets))
@@ -81,6 +88,19 @@ class Replies:
 def load(paths: Sequence[Path]) -> Replies:
     """Read token files and join them. Raises DataError."""
     return join([_read(Path(path)) for path in paths])
+
+
+def some(replies: Replies, tokens: int, seed: int) -> Replies:
+    """Whole replies drawn by seed until they hold `tokens` reply tokens, those to written prompts before those to
+    prompts that the model made up, since they teach more (see the model card); 0 = all of them."""
+    if not tokens:
+        return replies
+    order = np.random.default_rng((seed, 2)).permutation(len(replies))
+    order = order[np.argsort([replies.kinds[replies.kind[i]] == SELF_SYNTHESISED for i in order], kind="stable")]
+    length = (np.diff(replies.offsets) - replies.reply_start)[order]
+    chosen = np.zeros(len(replies), bool)
+    chosen[order[np.cumsum(length) - length < tokens]] = True
+    return replies.select(chosen)
 
 
 def join(parts: Sequence[Replies]) -> Replies:

@@ -40,6 +40,25 @@ class Scores:
         return [sum(row[:n]) for row in self.accuracy]
 
 
+def judged(scores: dict[str, Scores]) -> Scores | None:
+    """The group that a run is summed up by: all greedy replies, or all replies where none is greedy."""
+    return scores.get("all, greedy") or scores.get("all")
+
+
+@torch.inference_mode()
+def perplexity(hidden: np.ndarray, replies: Replies, rows: OutputRows) -> float:
+    """e to the mean of −log p over all reply tokens, from the hidden states [N, d] of the replies and the whole LM
+    head: how surprised the backbone is by the text."""
+    places, total = replies.before_reply, 0.0
+    for start in range(0, len(places), CHUNK):
+        part = places[start : start + CHUNK]
+        states = torch.from_numpy(hidden[part]).to(rows.weight)
+        logits = torch.nn.functional.linear(states, rows.weight, rows.bias)
+        ids = torch.from_numpy(replies.ids[part + 1].astype(np.int64)).to(logits.device)
+        total += float(torch.nn.functional.cross_entropy(logits, ids, reduction="sum"))
+    return float(np.exp(total / max(1, len(places))))
+
+
 @torch.inference_mode()
 def rank_table(module: MedusaHeads, rows: OutputRows, hidden: np.ndarray, replies: Replies,
                top: int = MAX_RANKS) -> RankTable:

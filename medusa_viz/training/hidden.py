@@ -112,8 +112,17 @@ def _batches(replies: Replies, done: int) -> Iterator[list[int]]:
 
 @torch.inference_mode()
 def _batch_hidden(backbone: Backbone, replies: Replies, sequences: list[int], dtype: torch.dtype) -> list[np.ndarray]:
-    """float16 [length, d] per sequence. Padding stands on the right, where causal attention never looks: no mask."""
-    rows = [torch.from_numpy(replies.sequence(i).astype(np.int64)) for i in sequences]
+    """float16 [length, d] per sequence."""
+    hidden = forward(backbone, [replies.sequence(i) for i in sequences], dtype).half().cpu().numpy()
+    return [hidden[row, : len(replies.sequence(i))] for row, i in enumerate(sequences)]
+
+
+def forward(backbone: Backbone, sequences: list[np.ndarray], dtype: torch.dtype) -> Tensor:
+    """[n, longest, d]: what the LM head reads at every token; gradients flow where the backbone has trainable weights.
+
+    Padding stands on the right, where causal attention never looks: no mask.
+    """
+    rows = [torch.from_numpy(ids.astype(np.int64)) for ids in sequences]
     padded = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True).to(backbone.device)
     captured: list[Tensor] = []
 
@@ -128,8 +137,16 @@ def _batch_hidden(backbone: Backbone, replies: Replies, sequences: list[int], dt
             backbone.model(input_ids=padded, use_cache=False)
     finally:
         handle.remove()
-    hidden = captured[0].half().cpu().numpy()
-    return [hidden[row, : len(ids)] for row, ids in enumerate(rows)]
+    return captured[0].float()
+
+
+def hidden_states_now(backbone: Backbone, replies: Replies, dtype: torch.dtype) -> np.ndarray:
+    """float16 [N, d] of a backbone whose weights are still changing: nothing is kept on disk."""
+    states = np.empty((len(replies.ids), backbone.hidden_size), np.float16)
+    for sequences in _batches(replies, 0):
+        for i, hidden in zip(sequences, _batch_hidden(backbone, replies, sequences, dtype)):
+            states[replies.offsets[i] : replies.offsets[i + 1]] = hidden
+    return states
 
 
 def _write_atomically(path: Path, text: str) -> None:

@@ -1,8 +1,10 @@
-"""What Medusa-1 minimises: Σ_k 0.8^k · L_k over heads k = 1..K (Medusa paper §2.2, λ_k = 0.8^k).
+"""What training minimises: L_LM + λ0 · Σ_k 0.8^k · L_k over heads k = 1..K (Medusa paper §2.2, λ_k = 0.8^k).
 
 L_k is the mean over head k's own labelled positions of the cross entropy between a target distribution and
 softmax(W2 · features_k). The target is the token that came, or a mix of it with the backbone's own distribution
-at the place of that token (distillation). W2, the LM head's drafting rows, is frozen.
+at the place of that token (distillation). W2, the LM head's drafting rows, is frozen. Medusa-1 has no L_LM and λ0 = 1;
+under Medusa-2 L_LM keeps the backbone what it was: KL(p_before || p_now) on replies that it wrote itself, the cross
+entropy of the text on data from elsewhere.
 """
 
 from __future__ import annotations
@@ -71,6 +73,34 @@ class FrozenCrossEntropy(torch.autograd.Function):
         return gradient * d_losses[:, None], None, None, None
 
 
+class FrozenDivergence(torch.autograd.Function):
+    """KL(softmax(W2 · before) || softmax(W2 · now)) per row, behind a frozen output matrix, over the whole vocabulary.
+
+    now and before [R, d] are hidden states; returns losses [R] in now's dtype. The gradient with respect to `now`,
+    (p_now − p_before) · W2, is worked out chunk by chunk in the forward. Softmax and sum run in fp32: the divergence
+    is the small difference of large numbers.
+    """
+
+    @staticmethod
+    def forward(ctx, now: Tensor, before: Tensor, rows: OutputRows) -> Tensor:
+        gradient, losses = torch.empty_like(now), now.new_empty(len(now))
+        exact = torch.promote_types(torch.float32, rows.weight.dtype)
+        for first in range(0, len(now), CHUNK):
+            part = slice(first, first + CHUNK)
+            log_now, log_before = (F.linear(states[part].to(rows.weight.dtype), rows.weight, rows.bias).to(exact)
+                                   .log_softmax(-1) for states in (now, before))
+            p_before = log_before.exp()
+            losses[part] = (p_before * (log_before - log_now)).sum(-1)
+            gradient[part] = (log_now.exp_().sub_(p_before).to(rows.weight.dtype) @ rows.weight).to(now.dtype)
+        ctx.save_for_backward(gradient)
+        return losses
+
+    @staticmethod
+    def backward(ctx, d_losses: Tensor) -> tuple[Tensor, None, None]:
+        (gradient,) = ctx.saved_tensors
+        return gradient * d_losses[:, None], None, None
+
+
 @dataclass(frozen=True)
 class Targets:
     """What the heads should say at the B positions of a batch.
@@ -95,38 +125,37 @@ class Targets:
                 torch.cat([hard, distill * self.soft_p[positions, k].float()], 1))
 
 
-@dataclass(frozen=True)
-class HeadLosses:
-    """One batch's terms. total = Σ_k weights[k] · losses[k]; a head without labels adds nothing and reads None."""
-
-    total: Tensor
-    losses: list[Tensor | None]
-    weights: Sequence[float]
-    labelled: list[int]
-    hits: list[int]
-
-
 def head_weights(heads: int) -> list[float]:
     """λ_k = 0.8^k for k = 1..K."""
     return [HEAD_DECAY**k for k in range(1, heads + 1)]
 
 
-def medusa1(module: MedusaHeads, rows: OutputRows, hidden: Tensor, targets: Targets, distill: float) -> HeadLosses:
-    """Loss terms of one batch of hidden states [B, d]."""
-    features = module.features(hidden)  # [K, B, d]
-    weights = head_weights(module.heads)
-    losses: list[Tensor | None] = []
-    labelled, hits = [], []
-    total = features.new_zeros(())
-    for k in range(module.heads):
+@dataclass(frozen=True)
+class Terms:
+    """The terms of an optimiser step, or of the part of it that went through at once.
+
+    heads [K] are the L_k, hits [K] the labels that a head's best token met, lm the backbone's own loss (0 where the
+    backbone is frozen). Each is a sum divided by the labels of the whole step, so that parts and processes add up.
+    """
+
+    heads: Tensor
+    hits: Tensor
+    lm: Tensor
+
+    def total(self, lambda0: float) -> Tensor:
+        """L_LM + λ0 · Σ_k λ_k · L_k (Medusa paper Eq. 2; with λ0 = 1 and a frozen backbone Eq. 1)."""
+        weights = torch.tensor(head_weights(len(self.heads)), dtype=self.heads.dtype, device=self.heads.device)
+        return self.lm + lambda0 * (weights * self.heads).sum()
+
+
+def head_losses(module: MedusaHeads, rows: OutputRows, hidden: Tensor, targets: Targets, distill: float,
+                counts: Sequence[int] | Tensor) -> tuple[Tensor, Tensor]:
+    """L_k and hits, [K] each, of hidden states [B, d]; counts [K] are the labels of the whole step. A head without
+    labels adds nothing."""
+    losses, hits = [], []
+    for k, features in enumerate(module.features(hidden)):  # K times [B, d]
         positions, ids, share = targets.of_head(k, distill)
-        labelled.append(len(positions))
-        if not len(positions):
-            losses.append(None)
-            hits.append(0)
-            continue
-        loss, hit = FrozenCrossEntropy.apply(features[k, positions], rows, ids, share)
-        losses.append(loss.mean())
-        hits.append(int(hit.sum()))
-        total = total + weights[k] * losses[-1]
-    return HeadLosses(total, losses, weights, labelled, hits)
+        loss, hit = FrozenCrossEntropy.apply(features[positions], rows, ids, share)
+        losses.append(loss.sum() / max(1, int(counts[k])))
+        hits.append(hit.sum())
+    return torch.stack(losses), torch.stack(hits)

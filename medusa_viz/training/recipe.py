@@ -1,4 +1,4 @@
-"""Medusa-1 from token files to a heads folder: hidden states, labels, training, scores, model card."""
+"""From token files to a heads folder: hidden states, labels, training in one or two stages, scores, model card."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,12 +14,16 @@ import torch
 
 from medusa_viz.models import checkpoints
 from medusa_viz.models.backbone import Backbone
+from medusa_viz.models.heads import MedusaHeads
 from medusa_viz.training import card, data, evaluate
 from medusa_viz.training.data import HELD_OUT, TRAIN, Labels, Replies
-from medusa_viz.training.hidden import fast_dtype, hidden_states, model_fingerprint
+from medusa_viz.training.heads_task import HeadsTask, Material
+from medusa_viz.training.hidden import fast_dtype, hidden_states, hidden_states_now, model_fingerprint
+from medusa_viz.training.joint import JointTask
 from medusa_viz.training.objectives import output_rows
+from medusa_viz.training.settings import JointSettings, TrainSettings
 from medusa_viz.training.teacher import teach
-from medusa_viz.training.trainer import CHECKPOINT_NAME, Material, Trainer, TrainingError, TrainSettings
+from medusa_viz.training.trainer import LOG_NAME, Trainer, TrainingError, stored_precision
 
 TEACHER_WIDTH = 16  # likeliest tokens kept per soft target
 NO_HELD_OUT = "There is no held-out reply, so nothing is measured."
@@ -34,9 +38,12 @@ def silent(phase: str, done: int, total: int, line: dict | None = None) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """One Medusa-1 run. `model` is the backbone's name as people write it; `cache` keeps hidden states;
-    `byte_ids` always belong to the draft vocabulary; `whole_text` labels prompts too; `say` prints one line."""
+    """One run. `model` is the backbone's name as people write it; `init` heads to start from (None: heads that start
+    as the LM head); `cache` keeps hidden states; `byte_ids` always belong to the draft vocabulary; `whole_text` labels
+    prompts too; `say` prints one line; `stopped` tells that someone wants the run to end. The settings' kind is the
+    recipe: JointSettings train the backbone too."""
 
+    recipe: str
     backbone: Backbone
     model: str
     replies: Replies
@@ -44,47 +51,155 @@ class Job:
     settings: TrainSettings
     out: Path
     cache: Path
+    init: checkpoints.LoadedHeads | None = None
     whole_text: bool = False
     command: str = ""
     say: Callable[[str], None] = lambda line: None
     report: Report = silent
+    stopped: Callable[[], bool] = lambda: False
 
 
 def run(job: Job, resume: bool = False) -> Path:
-    """Train, and leave heads, config and model card in `job.out`; they are renewed after every pass.
+    """Train, and leave heads, adapter, config and model card in `job.out`: those of the best pass so far.
 
     Raises DataError or TrainingError in one sentence; after numbers that are not finite the last good heads stay.
     """
-    if (job.out / CHECKPOINT_NAME).is_file() and not resume:
+    if (job.out / LOG_NAME).is_file() and not resume:
         raise TrainingError(f"{job.out} holds a run already: add --resume to go on with it, or choose another folder.")
-    train = job.replies.select(job.replies.split == TRAIN)
+    train = data.some(job.replies.select(job.replies.split == TRAIN), job.settings.tokens, job.settings.seed)
     held_out = job.replies.select(job.replies.split == HELD_OUT)
     labels, draft_ids, facts = prepare(job, train)
+    dtype = _precision(job, resume)
+    judge = Judge(job, held_out, draft_ids)
+    material = _material(job, train, labels, draft_ids, dtype)
+    facts |= {"matrix_precision": str(dtype).removeprefix("torch.")}
+    module = job.init.module if job.init else MedusaHeads(job.settings.heads, material.hidden.shape[1],
+                                                          job.settings.layers, draft_ids)
+    module.to(job.backbone.device, torch.float32).requires_grad_(True)
+    if isinstance(job.settings, JointSettings):
+        _run_joint(job, train, material, module, judge, dtype, facts, resume)
+    else:
+        _run_stage(job, Trainer(HeadsTask(material, job.settings, module), job.settings, job.out, job.backbone.device),
+                   judge, facts, resume)
+    return job.out
+
+
+def _precision(job: Job, resume: bool) -> torch.dtype:
+    """Of the large matrix products: what the run was begun with, or what is faster here."""
+    if resume and (stored := stored_precision(job.out)):
+        return getattr(torch, stored)
     dtype, reason = fast_dtype(job.backbone.device)
     job.say(f"Precision of the large matrix products: {reason}.")
-    judged = _hidden(job, held_out, torch.float32) if len(held_out) else None
-    material = _material(job, train, labels, draft_ids, dtype)
-    trainer = Trainer(material, job.settings, job.out, job.backbone.device)
+    return dtype
+
+
+def _run_joint(job: Job, train: Replies, material: Material, module: MedusaHeads, judge: Judge, dtype: torch.dtype,
+               facts: dict, resume: bool) -> None:
+    """Stage 1 trains the heads alone, over stored hidden states; stage 2 the adapter and the heads."""
+    settings, device, before = job.settings, job.backbone.device, 0
+    second = job.out / "checkpoint-stage2.pt"
+    if settings.heads_passes:
+        alone = replace(settings, passes=settings.heads_passes, lr=settings.heads_lr)
+        first = Trainer(HeadsTask(material, alone, module), alone, job.out, device)
+        before = first.total_steps
+        if not (resume and second.is_file()):
+            _run_stage(job, first, judge, facts, resume)
+            first.save_checkpoint()
+            judge.best = -1.0  # the second stage is judged by itself: its backbone is another
+    task = JointTask(job.backbone, train, material, settings, module, dtype)
+    try:
+        _run_stage(job, Trainer(task, settings, job.out, device, stage=2, before=before), judge, facts, resume)
+    finally:
+        task.adapter.detach()
+
+
+def _run_stage(job: Job, trainer: Trainer, judge: Judge, facts: dict, resume: bool) -> None:
     if resume and trainer.resume():
         job.say(f"Resumed at step {trainer.step:,} of {trainer.total_steps:,}.")
-    exact = output_rows(job.backbone.lm_head, draft_ids, torch.float32)
-    facts |= {"matrix_precision": str(dtype).removeprefix("torch."), "steps": trainer.total_steps}
+        judge.remember(trainer)
+    main = trainer.processes.is_main_process
+    facts = facts | {"stage": trainer.stage, "steps": trainer.before + trainer.total_steps}
 
-    def after_pass(number: int) -> dict:
-        scores = evaluate.evaluate(trainer.module, exact, judged, held_out) if len(held_out) else {}
-        line = {"step": trainer.step, "pass": number,
-                "held_out": {name: dataclasses.asdict(score) for name, score in scores.items()}}
-        _save(job, trainer, facts | {"passes_done": number}, scores, [*trainer.log_lines(), line])
-        job.say(f"Pass {number} of {job.settings.passes}: {_summary(scores)}")
-        return line
+    def after_pass(number: int) -> dict | None:
+        if not main:
+            return None
+        line = {"step": trainer.before + trainer.step, "stage": trainer.stage, "pass": number,
+                **judge.line(trainer.task)}
+        better = judge.improves(line)
+        if better:
+            _save(job, trainer, facts | {"passes_done": number} | judge.perplexities(line), judge.scores,
+                  [*trainer.log_lines(), line])
+        job.say(f"Stage {trainer.stage}, pass {number} of {trainer.settings.passes}: {_summary(judge.scores)}"
+                f"{_perplexity_words(line)}{'' if better else '; an earlier pass was better and is kept'}")
+        return line | {"kept": better}
+
+    def unscored() -> None:
+        """What a run that ends before its first pass leaves."""
+        if main and judge.best < 0 and all(p.isfinite().all() for p in trainer.task.module.parameters()):
+            _save(job, trainer, facts | {"stopped_at_step": trainer.before + trainer.step}, {}, trainer.log_lines())
 
     try:
-        trainer.run(after_pass, lambda step, total, line: job.report("train", step, total, line))
+        trainer.run(after_pass, lambda step, total, line: job.report("train", step, total, line), job.stopped)
     except TrainingError:
-        if all(parameter.isfinite().all() for parameter in trainer.module.parameters()):
-            _save(job, trainer, facts | {"stopped_at_step": trainer.step}, {}, trainer.log_lines())
+        unscored()
         raise
-    return job.out
+
+
+class Judge:
+    """Scores of heads on the held-out replies, and which pass was the best: the one with the most tokens per step at
+    15 nodes, replayed on greedy replies. Without such replies the last pass counts."""
+
+    def __init__(self, job: Job, held_out: Replies, draft_ids: torch.Tensor | None) -> None:
+        self.backbone, self.replies = job.backbone, held_out
+        self.rows = output_rows(job.backbone.lm_head, draft_ids, torch.float32)
+        self.scores: dict[str, evaluate.Scores] = {}
+        self.best = -1.0
+        self._before = _hidden(job, held_out, torch.float32) if len(held_out) else None
+        self._perplexity: float | None = None
+
+    def line(self, task: HeadsTask | JointTask) -> dict:
+        """What the log says about the heads as they are; kept in `scores` too."""
+        if self._before is None:
+            return {"held_out": {}}
+        joint = isinstance(task, JointTask)
+        states = hidden_states_now(self.backbone, self.replies, torch.float32) if joint else self._before
+        self.scores = evaluate.evaluate(task.module, self.rows, states, self.replies)
+        line: dict = {"held_out": {name: dataclasses.asdict(score) for name, score in self.scores.items()}}
+        if joint:
+            whole = output_rows(self.backbone.lm_head, None, torch.float32)
+            if self._perplexity is None:
+                self._perplexity = evaluate.perplexity(self._before, self.replies, whole)
+            line["perplexity"] = {"before": self._perplexity,
+                                  "after": evaluate.perplexity(states, self.replies, whole)}
+        return line
+
+    def improves(self, line: dict) -> bool:
+        """Whether no pass before was better; remembers the best."""
+        found = _merit(line)
+        if found is not None and found < self.best:
+            return False
+        self.best = found or 0.0
+        return True
+
+    def remember(self, trainer: Trainer) -> None:
+        """Take the best pass of a resumed stage from its log."""
+        past = [_merit(line) or 0.0 for line in trainer.log_lines()
+                if "pass" in line and line["stage"] == trainer.stage and line["step"] <= trainer.before + trainer.step]
+        self.best = max(past, default=-1.0)
+
+    @staticmethod
+    def perplexities(line: dict) -> dict:
+        return {"perplexity": line["perplexity"]} if "perplexity" in line else {}
+
+
+def _merit(line: dict) -> float | None:
+    judged = line["held_out"].get("all, greedy")
+    return judged["tokens_per_step"]["15"] if judged else None
+
+
+def _perplexity_words(line: dict) -> str:
+    found = line.get("perplexity")
+    return f"; held-out perplexity {found['before']:.3f} before, {found['after']:.3f} after" if found else ""
 
 
 def prepare(job: Job, train: Replies) -> tuple[Labels, torch.Tensor | None, dict]:
@@ -95,16 +210,24 @@ def prepare(job: Job, train: Replies) -> tuple[Labels, torch.Tensor | None, dict
     if train.ids.max() >= vocab:
         raise data.DataError(f"{job.replies.name} holds id {train.ids.max()}, but {job.model} has {vocab:,} tokens: "
                              "the data belong to another model.")
-    restricted = 0 < settings.draft_vocabulary < vocab
-    draft_ids = data.draft_vocabulary(train, job.byte_ids, settings.draft_vocabulary, vocab) if restricted else None
-    labels = data.make_labels(train, settings.heads, draft_ids, vocab, job.whole_text)
+    if job.init:
+        draft_ids, heads = job.init.module.draft_ids, job.init.module.heads
+        if job.init.module.output is not None:
+            raise TrainingError(f"The heads in {job.init.source} own their output matrices; training starts from heads "
+                                "that share the LM head.")
+    else:
+        restricted = 0 < settings.draft_vocabulary < vocab
+        draft_ids = data.draft_vocabulary(train, job.byte_ids, settings.draft_vocabulary, vocab) if restricted else None
+        heads = settings.heads
+    labels = data.make_labels(train, heads, draft_ids, vocab, job.whole_text)
     labels.check()
     job.say(f"{len(train):,} sequences, {int(train.is_reply.sum()):,} reply tokens; labels per head: "
             f"{', '.join(f'{n:,}' for n in labels.labelled)}.")
     rows = vocab if draft_ids is None else len(draft_ids)
     job.say(f"The draft vocabulary has {rows:,} rows and holds {labels.coverage():.1%} of the targets; the others "
             "give no label.")
-    facts = {"recipe": "medusa1", "data": job.replies.name, "data_fingerprint": job.replies.fingerprint,
+    facts = {"recipe": job.recipe, "init": Path(job.init.source).name if job.init else "",
+             "data": job.replies.name, "data_fingerprint": job.replies.fingerprint,
              "sequences": len(train), "tokens": int(train.is_reply.sum()), "positions": len(labels),
              "labels_per_head": labels.labelled.tolist(), "draft_rows": rows, "draft_coverage": labels.coverage(),
              "whole_text": job.whole_text, "teacher_width": TEACHER_WIDTH if settings.distill else 0}
@@ -128,25 +251,29 @@ def _hidden(job: Job, replies: Replies, dtype: torch.dtype) -> np.ndarray:
                          lambda done, total: job.report("hidden", done, total, None))
 
 
-def _save(job: Job, trainer: Trainer, facts: dict, scores: dict[str, evaluate.Scores],
-          log: list[dict]) -> None:
-    """Heads in fp16, their config, and a model card made from the same facts."""
-    settings, module = dataclasses.asdict(job.settings), trainer.module
-    trained = facts | {name: settings[name] for name in ("passes", "batch", "lr", "warmup", "weight_decay", "distill",
-                                                        "clip", "seed")}
+def _save(job: Job, trainer: Trainer, facts: dict, scores: dict[str, evaluate.Scores], log: list[dict]) -> None:
+    """Heads and adapter in fp16, the heads' config, and a model card made from the same facts."""
+    module = trainer.task.module
+    trained = facts | {name: value for name, value in trainer.settings.decisive.items()
+                       if name not in ("heads", "layers", "draft_vocabulary")}
     trained |= {"date": time.strftime("%Y-%m-%d"), "seconds": round(trainer.seconds), "torch": torch.__version__,
                 "device": job.backbone.placement.device_name, "command": job.command}
     table = evaluate.table_to_ship({name: score.accuracy for name, score in scores.items()})
+    judged = evaluate.judged(scores)
+    if judged:
+        trained["tokens_per_step"] = {n: round(rate, 4) for n, rate in judged.tokens_per_step.items()}
     config = checkpoints.HeadsConfig(job.model, module.heads, module.layers, module.hidden_size,
                                      job.backbone.vocab_size, [[round(x, 5) for x in row] for row in table], trained)
     checkpoints.save(job.out, module, config)
+    if isinstance(trainer.task, JointTask):
+        trainer.task.adapter.save(job.out)
     (job.out / "README.md").write_text(card.model_card(config, scores, job.replies, log))
 
 
 def _summary(scores: dict[str, evaluate.Scores]) -> str:
     if not scores:
         return NO_HELD_OUT
-    judged = scores.get("all, greedy", scores["all"])
+    judged = evaluate.judged(scores)
     replayed = ", ".join(f"{rate:.3f} at {nodes} nodes" for nodes, rate in judged.tokens_per_step.items())
     return (f"held-out top-1 ({judged.name}) {' '.join(f'{x:.3f}' for x in judged.top(1))}; "
             f"replayed tokens per step {replayed or 'not measured'}")

@@ -1,4 +1,9 @@
-"""The Medusa-1 training loop: AdamW over stored hidden states, with checkpoints that resume exactly."""
+"""The training loop: AdamW over whatever a task minimises, with checkpoints that resume exactly.
+
+One loop serves every recipe. The task says what a pass goes through, computes the terms of a part of a step, and names
+the parameters; the loop shuffles, accumulates, schedules, logs and saves. Several processes (`accelerate launch`) share
+each step's units and add up their gradients, which are those of one process up to rounding.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +11,18 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import torch
+from accelerate import PartialState
+from accelerate.utils import reduce
 from torch import Tensor
 
-from medusa_viz.decoding.settings import Checked, setting
-from medusa_viz.models.heads import MedusaHeads
-from medusa_viz.training.data import Labels
-from medusa_viz.training.objectives import HeadLosses, OutputRows, Targets, medusa1
-from medusa_viz.training.teacher import Teacher
+from medusa_viz.training.objectives import Terms, head_weights
+from medusa_viz.training.settings import TrainSettings
 
 CHECKPOINT_NAME = "checkpoint.pt"
 LOG_NAME = "log.jsonl"
@@ -28,79 +32,74 @@ class TrainingError(RuntimeError):
     """A run that cannot start or go on; the message is one sentence."""
 
 
-@dataclass(frozen=True)
-class TrainSettings(Checked):
-    """Knobs of a Medusa-1 run."""
-
-    heads: int = setting(4, "number of heads K; head k predicts the token k+1 places ahead", 1, 16, 1)
-    layers: int = setting(2, "residual layers per head", 1, 8, 1)
-    draft_vocabulary: int = setting(16_384, "most frequent reply tokens that heads can draft; 0 = all", 0, 1_000_000, 1)
-    passes: int = setting(5, "passes over the training positions", 1, 1_000, 1)
-    batch: int = setting(512, "positions per optimiser step", 1, 1_000_000, 1)
-    lr: float = setting(1.5e-3, "peak learning rate; cosine decay to 0 after the warm-up", 1e-7, 1.0)
-    warmup: int = setting(50, "optimiser steps of linear warm-up", 0, 100_000, 1)
-    weight_decay: float = setting(0.0, "AdamW weight decay", 0.0, 10.0)
-    distill: float = setting(1.0, "share of the target taken from the backbone's own distribution", 0.0, 1.0)
-    clip: float = setting(1.0, "largest gradient norm", 1e-6, 1e6)
-    seed: int = setting(0, "seed of the order of positions", 0, 2**31 - 1, 1)
-    log_every: int = setting(20, "optimiser steps between log lines", 1, 100_000, 1)
-    checkpoint_every: int = setting(500, "optimiser steps between checkpoints", 1, 1_000_000, 1)
-
-    @property
-    def decisive(self) -> dict[str, int | float]:
-        """The settings that the finished heads depend on."""
-        return {name: value for name, value in asdict(self).items() if not name.endswith("_every")}
+class Stopped(TrainingError):
+    """A run that was asked to stop. Its checkpoint is saved."""
 
 
-@dataclass(frozen=True, eq=False)
-class Material:
-    """What a run reads: hidden states float16 [N, d] of the text, labels of its positions, the frozen drafting rows,
-    the ids of those rows (None: the whole vocabulary), soft targets if any, and a fingerprint of it all."""
+class Task(Protocol):
+    """What a loop minimises. Units are what a pass goes through once: positions, or whole replies."""
 
-    hidden: np.ndarray
-    labels: Labels
-    rows: OutputRows
-    draft_ids: Tensor | None
-    teacher: Teacher | None
+    units: int
+    units_per_step: int
+    lm_kind: str | None
+    """kl, ce, or None where the backbone is frozen."""
     fingerprint: str
+    """Of everything that the terms depend on besides the settings."""
+    precision: str
+    """Of the large matrix products: float32 or bfloat16."""
 
-    def batch(self, chosen: np.ndarray, heads: int, device: torch.device) -> tuple[Tensor, Targets]:
-        """Hidden states [B, d] and targets of the positions `chosen` [B]."""
-        rows = self.labels.rows[chosen]
-        hidden = torch.from_numpy(self.hidden[rows]).to(device, torch.float32)
-        labels = torch.from_numpy(self.labels.draft[chosen].astype(np.int64)).to(device)
-        if self.teacher is None:
-            return hidden, Targets(labels)
-        ids, p = self.teacher.targets(rows, heads)
-        return hidden, Targets(labels, ids.to(device), p.to(device))
+    def groups(self) -> list[dict]:
+        """AdamW's parameter groups, each with its `rate`, a factor on the learning rate."""
+
+    def counts(self, chosen: np.ndarray) -> np.ndarray:
+        """int64 [K + 1]: labels of each head among the units `chosen`, and places of the backbone's own loss."""
+
+    def parts(self, chosen: np.ndarray) -> Iterator[np.ndarray]:
+        """The units, cut into what goes through at once."""
+
+    def terms(self, part: np.ndarray, counts: np.ndarray) -> Terms:
+        """The terms of one part, divided by the counts of the whole step."""
+
+    def lambda0(self, share: float) -> float:
+        """Weight of the heads' loss after `share` of the steps."""
+
+    def state(self) -> dict:
+        """Everything that training changes."""
+
+    def load_state(self, state: dict) -> None:
+        """Take back what `state` gave."""
 
 
 class Trainer:
-    """One run in one folder: heads, optimiser and the number of finished steps. Everything else follows from them."""
+    """One run, or one stage of it, in one folder: a task, an optimiser and the number of finished steps. Everything
+    else follows from them. `before` counts the steps of the stages that came first."""
 
-    def __init__(self, material: Material, settings: TrainSettings, folder: Path, device: torch.device) -> None:
-        material.labels.check()
-        self.material, self.settings, self.folder, self.device = material, settings, folder, device
-        self.module = MedusaHeads(settings.heads, material.hidden.shape[1], settings.layers,
-                                  material.draft_ids).to(device)
-        self.optimizer = torch.optim.AdamW(self.module.parameters(), lr=settings.lr, betas=(0.9, 0.99),
+    def __init__(self, task: Task, settings: TrainSettings, folder: Path, device: torch.device, stage: int = 1,
+                 before: int = 0) -> None:
+        self.task, self.settings, self.folder, self.device = task, settings, folder, device
+        self.stage, self.before = stage, before
+        self.optimizer = torch.optim.AdamW(task.groups(), lr=settings.lr, betas=(0.9, 0.99),
                                            weight_decay=settings.weight_decay)
+        self.processes = PartialState(cpu=device.type == "cpu")
         self.step, self.seconds = 0, 0.0
         self._pass, self._order = -1, np.empty(0, np.int64)
-        self.steps_per_pass = math.ceil(len(material.labels) / settings.batch)
+        self.steps_per_pass = math.ceil(task.units / task.units_per_step)
         self.total_steps = self.steps_per_pass * settings.passes
+        self.checkpoint = folder / (CHECKPOINT_NAME if stage == 1 else f"checkpoint-stage{stage}.pt")
 
     def run(self, after_pass: Callable[[int], dict | None] = lambda number: None,
-            progress: Callable[[int, int, dict], None] = lambda step, total, line: None) -> MedusaHeads:
-        """Train to the end. `after_pass(number)`, passes counted from 1, may return a line for the log."""
+            progress: Callable[[int, int, dict], None] = lambda step, total, line: None,
+            stopped: Callable[[], bool] = lambda: False) -> None:
+        """Train to the end. `after_pass(number)`, passes counted from 1, may return a line for the log; `stopped()` is
+        asked after every step, and where it says True the checkpoint is saved and Stopped raised."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self._cut_log()
         while self.step < self.total_steps:
             start = time.perf_counter()
-            terms, norm = self._one_step()
+            line = self._one_step()
             self.step += 1
             self.seconds += time.perf_counter() - start
-            line = log_line(self.step, terms, self.optimizer.param_groups[0]["lr"], norm, self.seconds)
+            line |= {"step": self.before + self.step, "stage": self.stage, "seconds": round(self.seconds, 3)}
             if self.step % self.settings.log_every == 0 or self.step in (1, self.total_steps):
                 self._log(line)
             progress(self.step, self.total_steps, line)
@@ -109,56 +108,86 @@ class Trainer:
                 self.save_checkpoint()
             elif self.step % self.settings.checkpoint_every == 0:
                 self.save_checkpoint()
-        return self.module
+            if self.step < self.total_steps and self._anyone(stopped()):
+                self.save_checkpoint()
+                raise Stopped(f"Stopped after step {self.step:,} of {self.total_steps:,}; --resume goes on from there.")
 
-    def _one_step(self) -> tuple[HeadLosses, float]:
-        """One optimiser step. Stops before the weights are touched if a number is not finite."""
+    def _one_step(self) -> dict:
+        """One optimiser step, and its log line. Stops before the weights are touched if a number is not finite."""
         for group in self.optimizer.param_groups:
-            group["lr"] = self.settings.lr * schedule(self.step, self.total_steps, self.settings.warmup)
-        hidden, targets = self.material.batch(self._positions(), self.settings.heads, self.device)
-        terms = medusa1(self.module, self.material.rows, hidden, targets, self.settings.distill)
+            group["lr"] = self.settings.lr * group["rate"] * schedule(self.step, self.total_steps, self.settings.warmup)
+        lambda0 = self.task.lambda0(self.step / self.total_steps)
+        chosen = self._chosen()
+        counts = self.task.counts(chosen)
         self.optimizer.zero_grad()
-        norm = torch.zeros(())
-        if terms.total.requires_grad:  # a batch may hold no label at all
-            terms.total.backward()
-            norm = torch.nn.utils.clip_grad_norm_(self.module.parameters(), self.settings.clip)
-        if not (terms.total.isfinite() and norm.isfinite()):
-            raise TrainingError(f"Training stopped at step {self.step + 1}: the loss is {float(terms.total.detach())} "
-                                f"and the gradient norm {float(norm)}; the heads as of step {self.step} are kept.")
+        figures = torch.zeros(2 * len(counts) - 1, dtype=torch.float64, device=self.device)
+        for part in self.task.parts(chosen[self.processes.process_index :: self.processes.num_processes]):
+            terms = self.task.terms(part, counts)
+            total = terms.total(lambda0)
+            if total.requires_grad:  # a part may hold no label at all
+                total.backward()
+            figures += torch.cat([terms.heads, terms.hits, terms.lm[None]]).detach().double()
+        figures = self._added_up(figures)
+        line = log_line(figures, counts, lambda0, self.task.lm_kind)
+        norm = torch.nn.utils.clip_grad_norm_(self._parameters(), self.settings.clip)
+        if not (math.isfinite(line["total"]) and norm.isfinite()):
+            raise TrainingError(f"Training stopped at step {self.before + self.step + 1}: the loss is {line['total']} "
+                                f"and the gradient norm {float(norm)}; the heads as of step {self.before + self.step} "
+                                "are kept.")
         self.optimizer.step()
-        return terms, float(norm)
+        rates = [group["lr"] for group in self.optimizer.param_groups]
+        return line | {"lr": rates[-1], "lr_heads": rates[0], "gradient_norm": float(norm)}
 
-    def _positions(self) -> np.ndarray:
-        """Indices of this step's positions. A pass's order depends on seed and pass alone, so it is never stored."""
+    def _added_up(self, figures: Tensor) -> Tensor:
+        """Sum figures and gradients over the processes."""
+        if self.processes.num_processes == 1:
+            return figures
+        for parameter in self._parameters():
+            own = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            parameter.grad = reduce(own, "sum")
+        return reduce(figures.float(), "sum").double()
+
+    def _anyone(self, stopped: bool) -> bool:
+        """Whether any process was told to stop: all stop at the same step."""
+        if self.processes.num_processes == 1:
+            return stopped
+        return bool(reduce(torch.tensor(float(stopped), device=self.device), "sum") > 0)
+
+    def _parameters(self) -> list[Tensor]:
+        return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+
+    def _chosen(self) -> np.ndarray:
+        """Units of this step. A pass's order depends on seed and pass alone, so it is never stored."""
         number, within = divmod(self.step, self.steps_per_pass)
         if self._pass != number:
             self._pass = number
-            self._order = np.random.default_rng((self.settings.seed, number)).permutation(len(self.material.labels))
-        return self._order[within * self.settings.batch : (within + 1) * self.settings.batch]
+            self._order = np.random.default_rng((self.settings.seed, number)).permutation(self.task.units)
+        return self._order[within * self.task.units_per_step : (within + 1) * self.task.units_per_step]
 
     # ------------------------------------------------------------------------------------------------ saving
 
     def save_checkpoint(self) -> None:
-        """Heads, optimiser and step, replaced in one move."""
-        part = self.folder / (CHECKPOINT_NAME + ".part")
+        """What training changed, optimiser and step, replaced in one move."""
+        if not self.processes.is_main_process:
+            return
+        part = self.checkpoint.with_suffix(".part")
         torch.save({"step": self.step, "seconds": self.seconds, "settings": self.settings.decisive,
-                    "material": self.material.fingerprint, "module": self.module.state_dict(),
+                    "material": self.task.fingerprint, "precision": self.task.precision, "task": self.task.state(),
                     "optimizer": self.optimizer.state_dict()}, part)
-        os.replace(part, self.folder / CHECKPOINT_NAME)
+        os.replace(part, self.checkpoint)
 
     def resume(self) -> bool:
         """Go on from the folder's checkpoint; False where there is none. Refuses one of other data or settings."""
-        path = self.folder / CHECKPOINT_NAME
-        if not path.is_file():
+        if not self.checkpoint.is_file():
             return False
-        saved = torch.load(path, map_location=self.device, weights_only=True)
+        saved = torch.load(self.checkpoint, map_location=self.device, weights_only=True)
         changed = [name for name, value in self.settings.decisive.items() if saved["settings"].get(name) != value]
-        if saved["material"] != self.material.fingerprint:
+        if saved["material"] != self.task.fingerprint:
             changed.append("the data or the model")
         if changed:
             raise TrainingError(f"The checkpoint in {self.folder} was made with other settings ({', '.join(changed)}); "
                                 "repeat those of its run, or choose another folder.")
-        self.module.load_state_dict(saved["module"])
+        self.task.load_state(saved["task"])
         self.optimizer.load_state_dict(saved["optimizer"])
         self.step, self.seconds = saved["step"], saved["seconds"]
         return True
@@ -169,15 +198,23 @@ class Trainer:
         return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
 
     def _log(self, line: dict | None) -> None:
-        if line is None:
+        if line is None or not self.processes.is_main_process:
             return
         with (self.folder / LOG_NAME).open("a") as file:
             file.write(json.dumps(line) + "\n")
 
     def _cut_log(self) -> None:
         """Drop lines past the step that this run starts from: they belong to work that was lost."""
-        kept = [line for line in self.log_lines() if line["step"] <= self.step]
-        (self.folder / LOG_NAME).write_text("".join(json.dumps(line) + "\n" for line in kept))
+        if self.processes.is_main_process:
+            kept = [line for line in self.log_lines() if line["step"] <= self.before + self.step]
+            (self.folder / LOG_NAME).write_text("".join(json.dumps(line) + "\n" for line in kept))
+
+
+def stored_precision(folder: Path) -> str | None:
+    """The precision that the unfinished run in a folder was begun with; None where there is no checkpoint."""
+    for path in sorted(folder.glob("checkpoint*.pt")):
+        return torch.load(path, map_location="cpu", weights_only=True).get("precision")
+    return None
 
 
 def schedule(step: int, total: int, warmup: int) -> float:
@@ -187,9 +224,13 @@ def schedule(step: int, total: int, warmup: int) -> float:
     return 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, total - warmup)))
 
 
-def log_line(step: int, terms: HeadLosses, lr: float, norm: float, seconds: float) -> dict:
-    """Every term of one batch's loss: total = Σ weight · loss, heads in order, null where a head had no label."""
-    return {"step": step, "total": float(terms.total.detach()), "weights": list(terms.weights),
-            "loss": [None if loss is None else float(loss.detach()) for loss in terms.losses],
-            "top1": [hits / count if count else None for hits, count in zip(terms.hits, terms.labelled)],
-            "labelled": terms.labelled, "lr": lr, "gradient_norm": norm, "seconds": round(seconds, 3)}
+def log_line(figures: Tensor, counts: Sequence[int], lambda0: float, lm_kind: str | None) -> dict:
+    """Every term of one step's loss: total = lm_loss + lambda0 · Σ weight · loss, heads in order, null where a head
+    had no label or the backbone no loss."""
+    heads = len(counts) - 1
+    losses, hits, lm = figures[:heads].tolist(), figures[heads : 2 * heads].tolist(), float(figures[-1])
+    weights, labelled = head_weights(heads), [int(count) for count in counts[:heads]]
+    return {"total": lm + lambda0 * sum(weight * loss for weight, loss in zip(weights, losses)), "weights": weights,
+            "loss": [loss if count else None for loss, count in zip(losses, labelled)],
+            "top1": [hit / count if count else None for hit, count in zip(hits, labelled)], "labelled": labelled,
+            "lm_loss": lm if lm_kind else None, "lm_kind": lm_kind, "lambda0": lambda0}

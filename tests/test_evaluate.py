@@ -1,0 +1,89 @@
+"""Scores of heads on held-out replies, and replay."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from medusa_viz.decoding.tree import from_paths
+from medusa_viz.models.heads import Drafter, MedusaHeads
+from medusa_viz.training import evaluate, hidden, objectives
+from medusa_viz.tuning import builders
+from medusa_viz.tuning.replay import NOT_RANKED, RankTable, replay
+from tests.tiny_training import VOCAB, WIDTH, random_replies, tiny_backbone
+
+
+def test_ranks_and_accuracy_equal_a_plain_count(tmp_path):
+    torch.manual_seed(0)
+    backbone, replies = tiny_backbone(), random_replies()
+    draft_ids = torch.arange(0, VOCAB, 2)
+    module = MedusaHeads(3, WIDTH, draft_ids=draft_ids)
+    torch.nn.init.normal_(module.weight)
+    states = hidden.hidden_states(backbone, replies, tmp_path, torch.float32)
+    rows = objectives.output_rows(backbone.lm_head, draft_ids, torch.float32)
+    table = evaluate.rank_table(module, rows, states, replies)
+    drafter, row, counts = Drafter(module, backbone.lm_head), 0, np.zeros((3, 10))
+    for i in range(len(replies)):
+        ids = replies.sequence(i)
+        for t in range(replies.reply_start[i] - 1, len(ids) - 1):
+            best = drafter.top(torch.tensor(states[replies.offsets[i] + t][None]).float(), 10).ids
+            for k in range(1, 4):
+                target = ids[t + k + 1] if t + k + 1 < len(ids) else -1
+                rank = best[k - 1].tolist().index(target) if target in best[k - 1] else NOT_RANKED
+                assert table.ranks[row, k - 1] == rank
+                if rank < 10:
+                    counts[k - 1, rank] += 1
+            row += 1
+    assert row == len(table.ranks)
+    measured = evaluate.accuracy(table)
+    reply_tokens = (np.diff(replies.offsets) - replies.reply_start).sum()
+    assert measured.positions == tuple(reply_tokens - k * len(replies) for k in (1, 2, 3))
+    assert np.allclose(measured.share * np.array(measured.positions)[:, None], counts)
+
+
+def brute_force_steps(paths: set, ranks: np.ndarray, length: int) -> tuple[int, list[int]]:
+    """Steps of one reply, decoded one by one: the longest path of the tree that equals the true ranks."""
+    at, accepted = 0, []
+    while at < length:
+        best = max([0] + [len(p) for p in paths if len(p) < length - at and tuple(ranks[at, : len(p)]) == p])
+        accepted.append(best)
+        at += best + 1
+    return len(accepted), accepted
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_replay_equals_a_brute_force_simulation(seed):
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(0, 25, 8)
+    ranks = rng.choice([0, 0, 0, 1, 2, 3, NOT_RANKED], (lengths.sum(), 4)).astype(np.uint8)
+    shape = from_paths([tuple(rng.integers(0, 4, rng.integers(1, 5)).tolist()) for _ in range(12)])
+    found = replay(shape, RankTable(ranks, lengths))
+    steps, accepted, first = 0, [], 0
+    for n in lengths:
+        more, taken = brute_force_steps(set(shape.paths[1:]), ranks[first : first + n], n)
+        steps, accepted, first = steps + more, accepted + taken, first + n
+    assert (found.steps, found.tokens) == (steps, lengths.sum())
+    assert found.accepted == tuple(np.bincount(accepted, minlength=shape.height + 1))
+    assert found.tokens_per_step == lengths.sum() / steps
+
+
+def test_replay_of_the_bare_root_takes_a_step_per_token_and_of_nothing_none():
+    table = RankTable(np.zeros((7, 2), np.uint8), np.array([7]))
+    assert replay(from_paths([]), table).tokens_per_step == 1
+    assert replay(from_paths([(0, 0)]), table).accepted == (1, 0, 2)
+    assert replay(from_paths([(0,)]), RankTable(np.zeros((0, 2), np.uint8), np.array([], int))).tokens_per_step == 0
+
+
+def test_scores_are_given_per_source_and_for_greedy_replies_alone(tmp_path):
+    backbone, replies = tiny_backbone(), random_replies()
+    states = hidden.hidden_states(backbone, replies, tmp_path, torch.float32)
+    rows = objectives.output_rows(backbone.lm_head, None, torch.float32)
+    scores = evaluate.evaluate(MedusaHeads(2, WIDTH), rows, states, replies)
+    assert set(scores) == {"all", "self-synthesised", "written prompts", "all, greedy", "self-synthesised, greedy",
+                           "written prompts, greedy"}
+    assert scores["all"].tokens_per_step == {} and scores["all, greedy"].tokens_per_step["63"] >= 1
+    assert scores["all"].replies == 12 and scores["all, greedy"].replies == 8
+    shipped = evaluate.table_to_ship({name: score.accuracy for name, score in scores.items()})
+    mean = np.mean([scores["self-synthesised, greedy"].accuracy, scores["written prompts, greedy"].accuracy], axis=0)
+    assert np.allclose(shipped, mean) and builders.sparse(shipped, 7).nodes == 7

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import atexit
 import os
 import socket
 import sys
@@ -10,19 +11,26 @@ import sys
 from medusa_viz.cli import add_model_options
 
 
-def main() -> None:
-    options = parse()
+def main(arguments: list[str] | None = None, *, block: bool = True) -> str:
+    """Serve the page until it is interrupted; with `block=False`, as in a notebook, return its address at once."""
+    options = parse(arguments)
     check_address(options.host, options.port)
-    quiet_network(options)
+    quiet_network()
     from medusa_viz.ui import page
     from medusa_viz.ui.host import Sessions
 
-    chosen = {name: getattr(options, name) for name in ("model", "heads", "device", "dtype")}
+    chosen = {name: getattr(options, name) for name in ("model", "heads", "device", "dtype", "compile")}
     sessions = Sessions(chosen)
     demo = page.build(sessions)
     print(f"Medusa-Viz: http://{options.host}:{options.port}", flush=True)
     sessions.load_in_background()
-    page.launch(demo, options.host, options.port)
+    if not block:
+        atexit.register(sessions.shutdown)
+        return page.launch(demo, options.host, options.port, block=False)
+    try:
+        return page.launch(demo, options.host, options.port)
+    finally:
+        sessions.shutdown()
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -45,14 +53,14 @@ def check_address(host: str, port: int) -> None:
         sys.exit(f"The page cannot be served at {host}:{port} ({reason}); choose another --port or --host.")
 
 
-def quiet_network(options: argparse.Namespace) -> None:
+def quiet_network() -> None:
     """Before anything imports gradio or a hub client: no request leaves the machine that nobody asked for."""
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
     os.environ["GRADIO_ANALYTICS_CACHE_FREQUENCY"] = "1000"
     os.environ["GRADIO_ANALYTICS_MAX_EVENTS"] = "200"
     os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
-    if not any("/" in name and not os.path.exists(name) for name in (options.model, options.heads)):
-        os.environ["HF_HUB_OFFLINE"] = "1"
+    if "HF_HUB_OFFLINE" not in os.environ:  # a repository that a person names is asked for all the same
+        os.environ |= {"HF_HUB_OFFLINE": "1", "MEDUSA_VIZ_HUB": "named"}
 
 
 if __name__ == "__main__":

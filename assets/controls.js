@@ -116,7 +116,7 @@ export function drawStatus(app, status, run) {
   parts.banner.textContent = run.banner;
   parts.banner.hidden = !run.banner;
   parts.banner.dataset.ready = String(status.state === 'ready');
-  parts.progress.hidden = status.state !== 'loading';
+  parts.progress.hidden = !status.loading;
   parts.progress.toggleAttribute('data-unknown', status.fraction === null);
   parts.progress.style.setProperty('--fraction', status.fraction ?? 0.3);
 }

@@ -28,6 +28,19 @@ export function h(tag, attributes = {}, ...children) {
   return element;
 }
 
+// A menu in a <details> closes on Escape and on a press beside it; returns what closes it.
+export function closesBySelf(menu, opener) {
+  const close = () => { menu.open = false; };
+  document.addEventListener('pointerdown', (event) => { if (!menu.contains(event.target)) close(); });
+  menu.addEventListener('keydown', (event) => {
+    if (event.key !== 'Escape' || !menu.open) return;
+    event.stopPropagation();
+    close();
+    opener.focus();
+  });
+  return close;
+}
+
 function drawing(d, classes) {
   const svg = document.createElementNS(SVG, 'svg');
   svg.setAttribute('viewBox', '0 0 16 16');

@@ -12,10 +12,12 @@ import { Motion } from './motion.js';
 import { createOutline } from './outline.js';
 import { createCache, createHeads, createMerits, createVerdict } from './panels.js';
 import { createMask, createTree, unpacked } from './figures.js';
+import { createProvenance } from './provenance.js';
 import { Screen } from './screen.js';
 import { Selection } from './selection.js';
 import { createText } from './text.js';
 import { Tooltip } from './tooltip.js';
+import { installPages } from './pages.js';
 import { installKeys, installTabs, installTheme } from './shell.js';
 
 const PROPOSED = 1;
@@ -24,12 +26,13 @@ const SAID_MS = 6000;
 const KEEPS_PHASE = ['knob', 'preset', 'poll', 'verify', 'open', 'fold', 'screen', 'pin', 'unpin', 'check'];
 
 // Builds the page inside `element`. `session` is {texts, lang, options, act(action, payload), poll(), waiting(),
-// record(), written()}.
+// record(), written(), page(name, action, payload)}; without `page` there is only the Explorer.
 export function mount(element, session) {
   const app = createApp(element, session);
   installTheme(app);
   installTabs(app);
   installKeys(app);
+  installPages(app);
   app.root.addEventListener('mv:select', () => select(app));
   app.act('hello');
   app.screen.report(app);
@@ -50,6 +53,7 @@ function createApp(element, session) {
     onWaiting: (n) => { if (n > 0) app.say(t('ui.waiting', { n })); },
     onError: () => lost(app),
     onBusy: (busy) => { element.dataset.busy = String(busy); },
+    merged: ['knob', 'goto'], pollAfter,
   });
   app.act = (action, payload) => app.link.act(action, payload);
   app.say = (sentence) => say(app, sentence);
@@ -63,8 +67,15 @@ function createApp(element, session) {
   app.tabPanels = [whenOpen(parts.verdict, createVerdict(app)), whenOpen(parts.heads, createHeads(app)),
     whenOpen(parts.gains, createGains(app))];
   app.panels = [createText(app), createControls(app), ...app.tabPanels, createCache(app), createMerits(app), app.knobs,
-    createCompare(app), createExports(app), app.mask];
+    createCompare(app), createExports(app), createProvenance(app), app.mask];
   return app;
+}
+
+// Something is still coming by itself: the model, the comparison with greedy, a place in the queue.
+function pollAfter(view) {
+  if (view.status.loading) return 400;
+  if (view.equality.state === 'waiting' && !view.run.recorded && view.steps.count) return 250;
+  return view.status.notice ? 1500 : 0;
 }
 
 // A panel behind another tab is drawn when its tab is opened.
@@ -85,7 +96,7 @@ function say(app, sentence) {
 function lost(app) {
   app.said = '';
   const { title } = app.view?.status ?? { title: '' };
-  const status = { state: 'error', text: app.t('ui.lost'), notice: '', title, fraction: null };
+  const status = { state: 'error', text: app.t('ui.lost'), notice: '', title, fraction: null, loading: false };
   drawStatus(app, status, app.view?.run ?? { banner: '' });
 }
 

@@ -1,6 +1,6 @@
 // To take away: the session as a file, its text, or the command that runs the same.
 
-import { h, icon } from './dom.js';
+import { closesBySelf, h, icon } from './dom.js';
 
 export function createExports(app) {
   const { parts, t, session } = app;
@@ -17,14 +17,7 @@ export function createExports(app) {
   const menu = h('details', { id: 'export', class: 'mv-menu' }, opener,
     h('div', { class: 'mv-menu-list', role: 'menu', 'aria-label': t('ui.export') }, ...Object.values(items)));
   parts.theme.before(menu);
-  const close = () => { menu.open = false; };
-  document.addEventListener('pointerdown', (event) => { if (!menu.contains(event.target)) close(); });
-  menu.addEventListener('keydown', (event) => {
-    if (event.key !== 'Escape' || !menu.open) return;
-    event.stopPropagation();
-    close();
-    opener.focus();
-  });
+  const close = closesBySelf(menu, opener);
 
   async function choose(does) {
     close();
@@ -38,9 +31,7 @@ export function createExports(app) {
 
   function save(record) {
     const name = `medusa-viz-${new Date().toISOString().slice(0, 19).replaceAll(':', '')}.json`;
-    const url = URL.createObjectURL(new Blob([record], { type: 'application/json' }));
-    h('a', { href: url, download: name }).click();
-    setTimeout(() => URL.revokeObjectURL(url), 10000);
+    download(name, record);
     return t('ui.saved', { name });
   }
 
@@ -54,8 +45,15 @@ export function createExports(app) {
   };
 }
 
+// Text as a file in the browser's own downloads.
+export function download(name, text, type = 'application/json') {
+  const url = URL.createObjectURL(new Blob([text], { type }));
+  h('a', { href: url, download: name }).click();
+  setTimeout(() => URL.revokeObjectURL(url), 10000);
+}
+
 // A page that is served over plain http from another machine has no clipboard; the old way still works there.
-async function copy(text) {
+export async function copy(text) {
   if (navigator.clipboard) {
     try {
       await navigator.clipboard.writeText(text);

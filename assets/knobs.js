@@ -128,8 +128,8 @@ function knob(id, label, hint, changed) {
 }
 
 // Size spans 0 to thousands: the slider's value is the size itself, but hand and arrow keys move over the detents.
-function sizeKnob(t, changed) {
-  const own = knob('tree-size', t('ui.size'), t('ui.size_hint'), changed);
+export function sizeKnob(t, changed, id = 'tree-size', key = 'ui.size') {
+  const own = knob(id, t(key), t(`${key}_hint`), changed);
   const { range } = own;
   own.element.classList.add('mv-detents');
   let detents = [0, 1];

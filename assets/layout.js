@@ -12,12 +12,13 @@ export function buildLayout(root, t) {
   root.className = 'mv';
   root.append(
     header(parts, t),
-    textStrip(parts, t),
-    controlStrip(parts, t),
-    segments(parts, t),
-    main(parts, t),
-    h('section', { id: 'merits', class: 'mv-merits', 'aria-label': t('ui.merits') }),
-    sliderStrip(parts, t),
+    h('div', { class: 'mv-view', 'data-view': 'explorer' },
+      textStrip(parts, t),
+      controlStrip(parts, t),
+      segments(parts, t),
+      main(parts, t),
+      h('section', { id: 'merits', class: 'mv-merits', 'aria-label': t('ui.merits') }),
+      sliderStrip(parts, t)),
     helpDialog(parts, t),
   );
   parts.merits = root.querySelector('#merits');
@@ -25,6 +26,7 @@ export function buildLayout(root, t) {
 }
 
 function header(parts, t) {
+  parts.nav = h('nav', { class: 'mv-nav', 'aria-label': t('ui.pages') });
   parts.status = h('p', { id: 'model-status', class: 'mv-status', role: 'status' });
   parts.model = h('p', { class: 'mv-model' });
   parts.banner = h('p', { class: 'mv-banner', hidden: true });
@@ -34,7 +36,7 @@ function header(parts, t) {
   parts.help = h('button', { id: 'help', class: 'mv-tool', 'aria-label': t('ui.help'), title: t('ui.help') }, icon('help'));
   parts.progress = h('div', { class: 'mv-progress', hidden: true });
   return h('header', { class: 'mv-header' },
-    h('h1', {}, t('ui.title')), parts.model, parts.status, parts.banner, parts.theme, parts.projector, parts.help,
+    h('h1', {}, t('ui.title')), parts.nav, parts.model, parts.status, parts.banner, parts.theme, parts.projector, parts.help,
     parts.progress);
 }
 

@@ -7,9 +7,10 @@ const STAMP = /"stamp":\d+,?/;
 
 export class Link {
   // onView(view, job) draws and may be awaited; onError(error) gets what a call threw; onBusy(flag) shows the bar;
-  // onWaiting(n) hears how many people are served before us.
-  constructor(session, { onView, onError, onBusy, onWaiting }) {
-    Object.assign(this, { session, onView, onError, onBusy, onWaiting });
+  // onWaiting(n) hears how many people are served before us. `merged` are the actions whose last value wins;
+  // pollAfter(view) is the milliseconds to the next look, which grow up to `patience` times while nothing comes of it.
+  constructor(session, { onView, onError, onBusy, onWaiting, merged, pollAfter, patience = MOST_PATIENT }) {
+    Object.assign(this, { session, onView, onError, onBusy, onWaiting, merged, pollAfter, patience });
     this.queue = [];
     this.running = false;
     this.stamp = -1;
@@ -32,7 +33,7 @@ export class Link {
 
   merge(action, payload) {
     const last = this.queue.at(-1);
-    if (!last || last.action !== action || !['knob', 'goto'].includes(action)) return null;
+    if (!last || last.action !== action || !this.merged.includes(action)) return null;
     last.payload = { ...last.payload, ...payload };
     last.at = performance.now();
     return last.promise;
@@ -94,7 +95,7 @@ export class Link {
   // Looks grow rarer while nothing comes of them; any action begins anew.
   schedule(view) {
     clearTimeout(this.poller);
-    const wait = pollAfter(view) * Math.min(MOST_PATIENT, 1.2 ** this.looks);
+    const wait = this.pollAfter(view) * Math.min(this.patience, 1.2 ** this.looks);
     if (wait) this.poller = setTimeout(() => this.poll(), wait);
   }
 
@@ -117,11 +118,4 @@ export class Link {
     clearTimeout(this.poller);
     this.queue.length = 0;
   }
-}
-
-// Something is still coming by itself: the model, the comparison with greedy, a place in the queue.
-function pollAfter(view) {
-  if (view.status.state === 'loading') return 400;
-  if (view.equality.state === 'waiting' && !view.run.recorded && view.steps.count) return 250;
-  return view.status.notice ? 1500 : 0;
 }

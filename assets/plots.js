@@ -8,8 +8,9 @@ const CROSS = '#7B8794';
 
 export class Plot {
   // onClick and onHover get the Plotly point, onHover the mouse event too; it gets null when the mouse leaves.
-  constructor(host, { name, palette, onClick, onHover }) {
-    Object.assign(this, { host, name, palette, onClick, onHover });
+  // A `still` figure does not zoom under the wheel, which then scrolls what it stands in.
+  constructor(host, { name, palette, onClick = () => {}, onHover = () => {}, still = false }) {
+    Object.assign(this, { host, name, palette, onClick, onHover, still });
     this.plot = host.appendChild(document.createElement('div'));
     this.marks = [];
     this.dark = false;
@@ -41,7 +42,7 @@ export class Plot {
     const full = { ...layout, xaxis: { ...layout.xaxis }, yaxis: { ...layout.yaxis }, width, height, autosize: false,
       shapes: [...(layout.shapes ?? []), ...this.marks] };
     full.uirevision ??= this.name;
-    await globalThis.Plotly.react(this.plot, data, full, config());
+    await globalThis.Plotly.react(this.plot, data, full, config(this.still));
     this.size = `${width}×${height}`;
     this.bind();
   }
@@ -91,9 +92,9 @@ export class Plot {
   }
 }
 
-function config() {
-  const still = matchMedia('(min-width: 1024px)').matches; // the page itself does not scroll, so the wheel can zoom
-  return { showSendToCloud: false, displaylogo: false, displayModeBar: false, responsive: false, scrollZoom: still,
+function config(still) {
+  const zoom = !still && matchMedia('(min-width: 1024px)').matches; // the page itself does not scroll, so the wheel can zoom
+  return { showSendToCloud: false, displaylogo: false, displayModeBar: false, responsive: false, scrollZoom: zoom,
     doubleClick: 'reset' };
 }
 

@@ -21,6 +21,7 @@ export function installTheme(app) {
       app.tree.select();
       app.mask.select();
     }
+    app.root.dispatchEvent(new CustomEvent('mv:theme', { detail: { dark } }));
   };
   new MutationObserver(apply).observe(body, { attributes: true, attributeFilter: ['class'] });
   app.parts.theme.addEventListener('click', () => {
@@ -81,6 +82,7 @@ export function installKeys(app) {
   });
   document.addEventListener('keydown', (event) => {
     app.motion.skip();
+    if (root.dataset.page !== 'explorer') return;
     if (event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey || parts.dialog.open) return;
     if (!root.contains(event.target) && event.target !== document.body) return;
     if (event.target.matches?.(TAKEN[event.key] ?? 'textarea, select')) return;

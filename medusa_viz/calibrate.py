@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +15,8 @@ from medusa_viz.models.presets import REPOSITORY
 if TYPE_CHECKING:
     from medusa_viz.decoding.engine import Engine
     from medusa_viz.training.data import Replies
-    from medusa_viz.tuning.accuracy import Accuracy, Rate
+    from medusa_viz.tuning.accuracy import Accuracy, Calibration, Rate
+    from medusa_viz.tuning.jobs import Progress
 
 REPLAYED_NODES = (1, 3, 7, 15, 31, 63)
 SHOWN_TOP = (1, 2, 3, 5, 10)
@@ -66,10 +66,7 @@ def _replies(options: argparse.Namespace, engine: Engine) -> Replies:
     splits = list(SPLITS.values()) if options.split == "all" else [SPLITS[options.split]]
     if options.prompts:
         return _write(options, engine, splits)
-    path = options.replies or REPOSITORY / "assets" / "prompts" / f"replies-{options.model}.npz"
-    if not options.replies and not path.is_file():
-        raise ValueError(f"No replies of {options.model} ship with the project; name some with --replies, or a file of "
-                         "--prompts for it to answer.")
+    path = shipped_replies(options)
     replies = data.load([path])
     chosen = replies.select(np.isin(replies.split, splits))
     if not len(chosen):
@@ -96,35 +93,46 @@ def _write(options: argparse.Namespace, engine: Engine, splits: list[int]) -> Re
 
 
 def _measure(options: argparse.Namespace, engine: Engine, replies: Replies) -> None:
-    from tqdm import tqdm
+    from medusa_viz.tuning import accuracy, ranking
 
-    from medusa_viz.tuning import accuracy
-
-    with tqdm(desc="ranking", unit="position") as bar:
-        def show(done: int, total: int) -> None:
-            bar.total = total
-            bar.update(done - bar.n)
-
-        table = accuracy.rank_replies(engine.backbone, engine.drafter, replies, show)
-    prompts = prompt_of(replies)
-    measured = accuracy.accuracy(table, prompts)
-    fold = replies.split.astype(bool) if len(set(replies.split.tolist())) > 1 else prompts % 2 == 1
-    rates = accuracy.cross_replay(table, fold, REPLAYED_NODES, prompts)
     about = {"model": engine.title, "heads": Path(engine.loaded.source).name, "replies": replies.name,
              "fingerprint": replies.fingerprint, "split": options.split, "draft_rows": engine.drafter.choices,
-             "kept_ranks": accuracy.KEPT_RANKS, "intervals": accuracy.INTERVALS, "replayed": [asdict(r) for r in rates]}
+             "kept_ranks": ranking.KEPT_RANKS, "intervals": accuracy.INTERVALS}
+    known = calibrate(engine, replies, about)
+    measured = accuracy.accuracy(known.table, known.prompts)
+    rates = accuracy.cross_replay(known.table, known.fold, REPLAYED_NODES, known.prompts)
+    known = replace(known, about=known.about | {"replayed": [asdict(r) for r in rates]})
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    accuracy.save(options.out, table, prompts, measured, split=replies.split, kind=replies.kind,
-                  kinds=np.array(replies.kinds), about=np.array(json.dumps(about)))
-    print(report(measured, rates, len(replies), int(prompts.max()) + 1))
+    accuracy.save(options.out, known, measured, split=replies.split, kind=replies.kind, kinds=np.array(replies.kinds))
+    print(report(measured, rates, len(replies), int(known.prompts.max()) + 1))
+    heat = ", ".join(f"{temperature:g}" for temperature in known.temperatures)
+    print(f"temperatures at which the heads' own probabilities fit best, per head: {heat}")
     print(f"ranks and accuracy are in {options.out}", file=sys.stderr)
 
 
-def prompt_of(replies: Replies) -> np.ndarray:
-    """int64 [replies]: number of the prompt that each answers; replies behind equal prompt tokens share one."""
-    numbers: dict[bytes, int] = {}
-    return np.array([numbers.setdefault(replies.sequence(i)[: replies.reply_start[i]].tobytes(), len(numbers))
-                     for i in range(len(replies))])
+def calibrate(engine: Engine, replies: Replies, about: dict) -> Calibration:
+    """Rank the replies, with a progress bar."""
+    from tqdm import tqdm
+
+    from medusa_viz.tuning.calibration import calibrating
+    from medusa_viz.tuning.jobs import finish
+
+    with tqdm(unit="position") as bar:
+        def show(progress: Progress) -> None:
+            bar.set_description(progress.part, refresh=False)
+            bar.total, bar.n = progress.total, progress.done
+            bar.refresh()
+
+        return finish(calibrating(engine, replies, about), show)
+
+
+def shipped_replies(options: argparse.Namespace) -> Path:
+    """The token file of replies to calibrate on: the one named, else the model's own that ships with the project."""
+    path = options.replies or REPOSITORY / "assets" / "prompts" / f"replies-{options.model}.npz"
+    if not options.replies and not path.is_file():
+        raise ValueError(f"No replies of {options.model} ship with the project; name some with --replies, or a file of "
+                         "--prompts for it to answer.")
+    return path
 
 
 def report(measured: Accuracy, rates: list[Rate], replies: int, prompts: int) -> str:

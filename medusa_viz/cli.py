@@ -1,4 +1,4 @@
-"""Command line: python -m medusa_viz decode | bench | train | distill | calibrate.
+"""Command line: python -m medusa_viz decode | bench | train | distill | calibrate | tune | export | models | convert.
 
 Options are made from the settings' own fields.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from tempfile import TemporaryFile
 from time import perf_counter
@@ -18,8 +18,9 @@ from medusa_viz.decoding.settings import Acceptance, Limits
 from medusa_viz.models.presets import DEFAULT_PRESET
 
 if TYPE_CHECKING:
+    from medusa_viz.decoding.decoder import Tree
     from medusa_viz.decoding.engine import Engine
-    from medusa_viz.decoding.tree import TreeShape
+    from medusa_viz.tuning.formats import Imported
 
 WIDE_TREE = 1024  # nodes; above, a note says that each step will be slow
 
@@ -30,9 +31,12 @@ def main(arguments: list[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     _add_decode(commands)
     _add_bench(commands)
+    _add_contributions(commands)
     _add_train(commands)
     _add_distill(commands)
     _add_calibrate(commands)
+    _add_tune(commands)
+    _add_shelf(commands)
     options = parser.parse_args(arguments)
     try:
         for target in (getattr(options, name, None) for name in ("out", "json")):
@@ -60,11 +64,13 @@ def check_writable(target: Path) -> None:
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
-    """--model, --heads, --device, --dtype: what every command that loads a model takes."""
+    """--model, --heads, --device, --dtype, --compile: what every command that loads a model takes."""
     parser.add_argument("--model", default=DEFAULT_PRESET.name, help="preset, folder or hub id (default: %(default)s)")
-    parser.add_argument("--heads", default="", help="folder, .safetensors file or hub id (default: the preset's)")
+    parser.add_argument("--heads", default="", help="folder, file or hub id (default: the model's own)")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1 (default: %(default)s)")
-    parser.add_argument("--dtype", default="auto", help="auto, fp32, bf16, fp16 (default: %(default)s)")
+    parser.add_argument("--dtype", default="auto", help="auto, fp32, bf16, fp16, 8bit, 4bit (default: %(default)s)")
+    parser.add_argument("--compile", action="store_true", help="on CUDA, replay each step as a graph of fused kernels; "
+                        "compiling takes minutes at the first load")
 
 
 def add_settings(parser: argparse.ArgumentParser, kind: type, rename: dict[str, str] | None = None) -> None:
@@ -90,42 +96,61 @@ def load_engine(options: argparse.Namespace) -> Engine:
         share = "" if fraction is None else f" {fraction:.0%}"
         print(f"\r\033[K{phase}{share} {detail}", end="", file=sys.stderr, flush=True)
 
-    chosen = engine.EngineOptions(options.model, options.heads, options.device, options.dtype)
+    chosen = engine.EngineOptions(options.model, options.heads, options.device, options.dtype, options.compile)
     loaded = engine.load(chosen, report if sys.stderr.isatty() else engine.silent)
-    print(f"{loaded.title} on {loaded.place} ({loaded.backbone.placement.reason}); linears: {loaded.backbone.linears}",
-          file=sys.stderr)
+    print(f"{loaded.title} on {loaded.place} ({loaded.backbone.placement.reason}); linears: {loaded.backbone.linears}; "
+          f"step: {loaded.backbone.step}", file=sys.stderr)
     for notice in loaded.loaded.report.notices:
         print(f"note: {notice}", file=sys.stderr)
     return loaded
 
 
-def tree_from(spec: str, engine: Engine) -> TreeShape:
-    """A tree from a spec (plain, chain:3, dense:3,2,1, sparse:16) or a JSON file of paths, notes on standard error."""
-    from medusa_viz.decoding.tree import TreeError, parse_paths
-    from medusa_viz.tuning.builders import build
+def tree_from(spec: str, engine: Engine) -> Tree:
+    """A tree from a spec of `tuning.specs` or a file in any format of `tuning.formats`, notes on standard error."""
+    from medusa_viz.tuning import measure_latency
+    from medusa_viz.tuning.calibration import facts_of, known_of
+    from medusa_viz.tuning.specs import build, fitted
 
-    path = Path(spec)
-    if path.suffix != ".json":
-        return build(spec, engine.drafter.heads, engine.accuracy)
-    try:
-        shape, notes = parse_paths(path.read_text())
-    except (OSError, UnicodeDecodeError) as error:
-        raise TreeError(f"The tree file {path} cannot be read ({error}).") from error
-    if shape.height > engine.drafter.heads:
-        notes.append(f"the tree has depth {shape.height}, the model {engine.drafter.heads} heads: "
-                     f"nodes below depth {engine.drafter.heads} are left out")
-        shape = shape.trimmed(engine.drafter.heads)
+    if names_file(spec):
+        found = read_tree(Path(spec))
+        built = fitted(found.shape, engine.drafter.heads)
+        notes = [*found.notes, *built.notes]
+    else:
+        known = known_of(engine.loaded.source, engine.drafter.module)
+        facts = facts_of(engine, known, measure_latency.stored(engine) if spec.startswith("sequoia") else None)
+        if len(engine.accuracy):
+            facts = replace(facts, accuracy=engine.accuracy)
+        built = build(spec, facts)
+        notes = built.notes
     for note in notes:
         print(f"note: {note}", file=sys.stderr)
-    return shape
+    return built.tree
+
+
+def names_file(spec: str) -> bool:
+    """A tree file is meant, not a spec: it ends like a file, or is one."""
+    path = Path(spec)
+    return path.suffix[1:2].isalpha() or (len(spec) < 200 and path.is_file())
+
+
+def read_tree(path: Path) -> Imported:
+    """A tree file in any format. Raises TreeError in one sentence."""
+    from medusa_viz.decoding.tree import TreeError
+    from medusa_viz.tuning.formats import read
+
+    try:
+        return read(path.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise TreeError(f"The tree file {path} cannot be read ({error}).") from error
 
 
 def _add_decode(commands: argparse._SubParsersAction) -> None:
     parser = commands.add_parser("decode", help="decode a prompt, stream the text, print the metrics")
     parser.add_argument("--prompt", required=True)
     parser.add_argument("--raw", action="store_true", help="continue the text itself, without the chat template")
-    parser.add_argument("--tree", default="sparse:16", help="plain, chain:3, dense:3,2,1, sparse:16, "
-                        "sparse:16@4,3,2,2 (within top-s walls) or a JSON file of paths (default: %(default)s)")
+    parser.add_argument("--tree", default="", help="plain, chain:3, dense:3,2,1, sparse:16, "
+                        "sparse:16@4,3,2,2 (within top-s walls), joint:16, dynamic:16, published:mc_sim_7b_63 or a "
+                        "tree file (default: that of the model's makers, else sparse:16)")
     parser.add_argument("--json", type=Path, help="also write the result to this file")
     add_model_options(parser)
     add_settings(parser, Acceptance, {"mode": "accept"})
@@ -142,7 +167,7 @@ def _decode(options: argparse.Namespace) -> None:
     if not options.prompt.strip():
         raise ValueError("The prompt is empty: type a prompt.")
     engine = load_engine(options)
-    shape = tree_from(options.tree, engine)
+    shape = tree_from(options.tree or engine.tree, engine)
     if shape.nodes > WIDE_TREE:
         print(f"note: {shape.nodes:,} nodes a step take long; trees of up to {WIDE_TREE} are usual", file=sys.stderr)
     ids = engine.codec.encode_prompt(options.prompt, raw=options.raw)
@@ -163,7 +188,7 @@ def _decode(options: argparse.Namespace) -> None:
         options.json.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
 
 
-def _result(engine: Engine, shape: TreeShape, tokens: list[int], steps: list, seconds: float, difference) -> dict:
+def _result(engine: Engine, shape: Tree, tokens: list[int], steps: list, seconds: float, difference) -> dict:
     from dataclasses import asdict
 
     from medusa_viz.decoding.metrics import measure
@@ -200,6 +225,12 @@ def _add_bench(commands: argparse._SubParsersAction) -> None:
     bench_command.add_parser(commands)
 
 
+def _add_contributions(commands: argparse._SubParsersAction) -> None:
+    from medusa_viz.tuning import contributions_command
+
+    contributions_command.add_parser(commands)
+
+
 def _add_train(commands: argparse._SubParsersAction) -> None:
     from medusa_viz.training import commands as training
 
@@ -216,3 +247,17 @@ def _add_calibrate(commands: argparse._SubParsersAction) -> None:
     from medusa_viz import calibrate
 
     calibrate.add_parser(commands)
+
+
+def _add_tune(commands: argparse._SubParsersAction) -> None:
+    from medusa_viz import tune
+    from medusa_viz.tuning import export_command
+
+    tune.add_parser(commands)
+    export_command.add_parser(commands)
+
+
+def _add_shelf(commands: argparse._SubParsersAction) -> None:
+    from medusa_viz import shelf
+
+    shelf.add_parsers(commands)

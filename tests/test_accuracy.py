@@ -10,13 +10,14 @@ import pytest
 import torch
 from tiny import VOCAB, backbone, plain_greedy, prompt, random_drafter
 
-from medusa_viz import calibrate
 from medusa_viz.cli import main
 from medusa_viz.models.heads import Drafter, MedusaHeads
 from medusa_viz.training.data import Replies
-from medusa_viz.tuning import accuracy
+from medusa_viz.tuning import accuracy, ranking
 from medusa_viz.tuning.builders import sparse
-from medusa_viz.tuning.replay import NOT_RANKED, RankTable, replay, steps_per_reply
+from medusa_viz.tuning.calibration import prompt_of
+from medusa_viz.tuning.jobs import finish
+from medusa_viz.tuning.replay import NOT_RANKED, RankTable, replay, scorable, steps_per_reply, subset
 
 
 def random_replies(lengths=(30, 9, 17, 4, 25), starts=(6, 3, 1, 3, 0), seed=0, split=None) -> Replies:
@@ -62,19 +63,19 @@ def plain_ranks(of, drafter, replies) -> list[list[int]]:
                     best = drafter.draft_ids[best]
                 at = t + k + 1
                 place = best.tolist().index(ids[at]) if at < len(ids) and ids[at] in best else NOT_RANKED
-                table[-1].append(place if place < accuracy.KEPT_RANKS else NOT_RANKED)
+                table[-1].append(place if place < ranking.KEPT_RANKS else NOT_RANKED)
     return table
 
 
 @pytest.mark.parametrize("draft", [None, list(range(0, VOCAB, 2))])
 @pytest.mark.parametrize("own", [False, True])
 def test_ranks_equal_a_plain_sort(draft, own, monkeypatch):
-    monkeypatch.setattr(accuracy, "BATCH_TOKENS", 60)
-    monkeypatch.setattr(accuracy, "CHUNK", 7)
-    monkeypatch.setattr(accuracy, "KEPT_RANKS", 20)
+    monkeypatch.setattr(ranking, "BATCH_TOKENS", 60)
+    monkeypatch.setattr(ranking, "CHUNK", 7)
+    monkeypatch.setattr(ranking, "KEPT_RANKS", 20)
     of = backbone()
     drafter, replies, heard = random_drafter(of, 4, own=own, draft_ids=draft), random_replies(), []
-    table = accuracy.rank_replies(of, drafter, replies, lambda done, total: heard.append((done, total)))
+    table = finish(ranking.ranking(of, drafter, replies), lambda p: heard.append((p.done, p.total))).table
     assert table.ranks.tolist() == plain_ranks(of, drafter, replies)
     assert table.lengths.tolist() == [24, 6, 16, 1, 24] and heard[-1] == (71, 71) and len(heard) > 1
     assert (table.ranks == NOT_RANKED).any() and (table.ranks < 20).any()
@@ -86,7 +87,7 @@ def test_equal_logits_rank_by_the_lower_id():
     output[:, [3, 9, 40]] = 0  # three tokens whose logits are 0 in any order of summation
     drafter, replies = Drafter(MedusaHeads(2, of.hidden_size, output=output), of.lm_head), random_replies()
     replies.ids[::2] = np.array([3, 40, 9])[np.arange(len(replies.ids[::2])) % 3]
-    table = accuracy.rank_replies(of, drafter, replies)
+    table = ranking.rank_replies(of, drafter, replies)
     assert table.ranks.tolist() == plain_ranks(of, drafter, replies)
 
 
@@ -102,7 +103,7 @@ def test_what_a_head_ranks_first_on_greedy_text_is_what_a_step_accepts():
     steps = list(decode(of, drafter, ids, shape, Acceptance(), 40, ()))
     replies = Replies("greedy", np.array([*ids, *text], np.int32), np.array([0, len(ids) + 40]), np.array([len(ids)]),
                       np.zeros(1), np.zeros(1, np.uint8), ("x",), np.zeros(1, np.uint8))
-    table = accuracy.rank_replies(of, drafter, replies)
+    table = ranking.rank_replies(of, drafter, replies)
     assert replay(shape, table).steps == len(steps) < 40
 
 
@@ -113,7 +114,7 @@ def test_every_head_counts_over_its_own_positions():
     table = random_table()
     measured = accuracy.accuracy(table)
     own = scorable_one_by_one(table.lengths, 4)
-    assert np.array_equal(accuracy.scorable(table), own)
+    assert np.array_equal(scorable(table), own)
     assert measured.positions == tuple(own.sum(0))
     assert measured.positions == tuple(int(np.maximum(table.lengths - k, 0).sum()) for k in (1, 2, 3, 4))
     for k in range(4):
@@ -168,7 +169,7 @@ def test_steps_per_reply_add_up_to_the_replay(seed):
     steps = steps_per_reply(shape, table)
     assert steps.sum() == replay(shape, table).steps
     for i in range(len(table.lengths)):
-        single = accuracy.subset(table, np.arange(len(table.lengths)) == i)
+        single = subset(table, np.arange(len(table.lengths)) == i)
         assert steps[i] == replay(shape, single).steps
 
 
@@ -178,8 +179,8 @@ def test_each_half_is_replayed_with_the_tree_of_the_other():
     rate, = accuracy.cross_replay(table, fold, [7])
     steps = 0
     for half in (False, True):
-        guide = accuracy.accuracy(accuracy.subset(table, fold != half)).share.tolist()
-        steps += replay(sparse(guide, 7), accuracy.subset(table, fold == half)).steps
+        guide = accuracy.accuracy(subset(table, fold != half)).share.tolist()
+        steps += replay(sparse(guide, 7), subset(table, fold == half)).steps
     assert rate.tokens_per_step == pytest.approx(table.lengths.sum() / steps)
     assert rate.low < rate.tokens_per_step < rate.high
 
@@ -190,10 +191,17 @@ def test_each_half_is_replayed_with_the_tree_of_the_other():
 def test_a_rank_table_reads_back_and_others_are_refused(tmp_path):
     table, path = random_table(), tmp_path / "ranks.npz"
     prompts = np.arange(12) // 2
-    accuracy.save(path, table, prompts, accuracy.accuracy(table, prompts), about=np.array("{}"))
-    again, answers = accuracy.load(path)
-    assert np.array_equal(again.ranks, table.ranks) and np.array_equal(again.lengths, table.lengths)
-    assert np.array_equal(answers, prompts)
+    p = np.random.default_rng(0).random((*table.ranks.shape, 10)).astype(np.float16)
+    known = accuracy.Calibration(table, prompts, prompts % 3 == 0, (0.9, 1.0, 1.1, 1.2), p, {"heads": "h"})
+    accuracy.save(path, known, accuracy.accuracy(table, prompts))
+    again = accuracy.load(path)
+    assert np.array_equal(again.table.ranks, table.ranks) and np.array_equal(again.table.lengths, table.lengths)
+    assert np.array_equal(again.prompts, prompts) and np.array_equal(again.fold, known.fold)
+    assert again.temperatures == known.temperatures and np.array_equal(again.p, p) and again.about == known.about
+    for fault in ({"p": p[1:]}, {"temperatures": np.ones(3)}):
+        np.savez(path, **{"ranks": table.ranks, "lengths": table.lengths, "prompt": prompts, **fault})
+        with pytest.raises(ValueError, match="probabilities do not fit"):
+            accuracy.load(path)
     np.savez(path, ranks=table.ranks, lengths=table.lengths[:-1], prompt=prompts)
     with pytest.raises(ValueError, match="do not fit"):
         accuracy.load(path)
@@ -226,15 +234,17 @@ def test_the_command_ranks_replies_and_says_what_it_found(command, tmp_path, cap
     replies = random_replies((30, 9, 17, 22, 25), (6, 3, 2, 3, 4), split=[0, 1, 1, 0, 1])
     save_replies(tmp_path / "r.npz", replies)
     assert command.run("--replies", tmp_path / "r.npz") == 0
-    table, prompts = accuracy.load(command.out)
-    whole = accuracy.rank_replies(command.engine.backbone, command.engine.drafter, replies)
+    known = accuracy.load(command.out)
+    table, prompts = known.table, known.prompts
+    whole = ranking.rank_replies(command.engine.backbone, command.engine.drafter, replies)
     assert np.array_equal(table.ranks, whole.ranks) and prompts.tolist() == [0, 1, 2, 3, 4]
     about = json.loads(str(np.load(command.out)["about"]))
     assert about["heads"] == "heads" and about["replayed"][0]["nodes"] == 1
+    assert known.p.shape == (*table.ranks.shape, 10) and len(known.temperatures) == 3
     shown = capsys.readouterr().out
     assert "bootstrap" in shown and "tokens per step" in shown and f"{table.lengths.sum() - 5:,}" in shown
     assert command.run("--replies", tmp_path / "r.npz", "--split", "held_out") == 0
-    assert np.array_equal(accuracy.load(command.out)[0].ranks, accuracy.subset(table, replies.split == 1).ranks)
+    assert np.array_equal(accuracy.load(command.out).table.ranks, subset(table, replies.split == 1).ranks)
 
 
 def test_the_command_writes_replies_to_prompts_first(command, tmp_path):
@@ -242,7 +252,7 @@ def test_the_command_writes_replies_to_prompts_first(command, tmp_path):
     listed = tmp_path / "p.txt"
     listed.write_text("one\ntwo words\nthree\n")
     assert command.run("--prompts", listed, "--max-new-tokens", 12) == 0
-    table, _ = accuracy.load(command.out)
+    table = accuracy.load(command.out).table
     texts = [plain_greedy(of, command.engine.codec.encode_prompt(line), 12) for line in listed.read_text().splitlines()]
     assert table.lengths.tolist() == [len(text) for text in texts]
 
@@ -264,4 +274,4 @@ def test_the_command_refuses_what_it_cannot_measure(command, tmp_path, capsys):
 def test_replies_behind_equal_prompts_share_a_number():
     replies = random_replies((5, 5, 5, 5), (3, 3, 3, 2))
     replies.ids[5:8] = replies.ids[10:13]
-    assert calibrate.prompt_of(replies).tolist() == [0, 1, 1, 2]
+    assert prompt_of(replies).tolist() == [0, 1, 1, 2]

@@ -1,4 +1,4 @@
-"""Builders: published numbers, and optimality against every tree that exists."""
+"""Builders by accuracy: published numbers, and optimality against every tree that exists."""
 
 import itertools
 import random
@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny import MC_SIM_7B_63
 
-from medusa_viz.decoding.tree import TreeError, dense, from_paths
-from medusa_viz.tuning.builders import build, expected_tokens_per_step, node_values, sparse
+from medusa_viz.decoding.tree import dense, from_paths
+from medusa_viz.tuning.builders import best_dense, expected_tokens_per_step, growth, node_values, sparse
+from medusa_viz.tuning.sequoia import best_size, sequoia, solve
 
 A10 = [[0.6, 0.15, 0.05], [0.4, 0.10, 0.05]]
 # medusa_acc.csv of the Medusa repository: cumulative top-1 to top-5 accuracy of heads 1 to 5.
@@ -131,7 +132,7 @@ def test_tokens_per_step_that_the_published_accuracies_imply(model, nodes, token
 @pytest.mark.parametrize("model, tokens", [("7b", 1.78), ("13b", 1.85), ("33b", 1.88)])
 def test_the_published_chain(model, tokens):
     accuracy = per_rank(model)
-    assert expected_tokens_per_step(build("chain", 5, accuracy), accuracy) == pytest.approx(tokens, abs=0.01)
+    assert expected_tokens_per_step(dense([1] * 5), accuracy) == pytest.approx(tokens, abs=0.01)
 
 
 def test_the_published_tree_is_no_better_than_the_built_one():
@@ -141,24 +142,60 @@ def test_the_published_tree_is_no_better_than_the_built_one():
     assert expected_tokens_per_step(published, accuracy) < expected_tokens_per_step(sparse(accuracy, 63), accuracy)
 
 
-def test_specs():
-    assert build("plain", 3, A10).nodes == 0
-    assert build("chain", 3, A10).fingerprint == dense([1, 1, 1]).fingerprint
-    assert build("chain:2", 3, A10).nodes == 2
-    assert build("dense:3,2,1", 3, A10).depth_counts == (3, 6, 6)
-    assert build("sparse:4", 2, A10).fingerprint == sparse(A10, 4).fingerprint
-    assert build("sparse:0", 2, []).nodes == 0
-    assert build("sparse:9", 1, A10).height == 1  # a table of more heads than there are
+# --------------------------------------------------------------------------------------------------- dense and sequoia
 
 
-@pytest.mark.parametrize("spec", ["", "plain:1", "chain:4", "chain:1,2", "dense", "dense:", "dense:1,1,1,1", "dense:-1",
-                                  "dense:a", "sparse", "sparse:1,2", "sparse:-3", "sparse:1.5", "dense:999999999,99999",
-                                  "tree", "sparse:1" + "0" * 5000])
-def test_specs_that_name_no_tree(spec):
-    with pytest.raises(TreeError):
-        build(spec, 3, A10)
+@given(tables, st.integers(0, 40))
+def test_the_best_dense_tree_is_the_best_of_all_dense_trees(accuracy, budget):
+    shape = best_dense(accuracy, budget)
+    shapes = [dense(top_s) for depth in range(len(accuracy) + 1)
+              for top_s in itertools.product(*(range(1, len(row) + 1) for row in accuracy[:depth]))]
+    best = max(expected_tokens_per_step(other, accuracy) for other in shapes if other.nodes <= budget)
+    assert shape.nodes <= budget and expected_tokens_per_step(shape, accuracy) == pytest.approx(best)
+    assert any(shape.fingerprint == other.fingerprint for other in shapes)
 
 
-def test_a_sparse_tree_needs_accuracies():
-    with pytest.raises(TreeError, match="accuracies"):
-        build("sparse:16", 3, [])
+def test_dense_trees_stay_within_walls():
+    assert best_dense(per_rank("7b"), 100, [2, 2, 1]).widths == (2, 2, 1)
+    assert best_dense(per_rank("7b"), 100, [2, 0, 1]).widths == (2,)
+
+
+@given(tables, st.integers(0, 40), st.lists(st.integers(0, 5), min_size=1, max_size=4) | st.none())
+def test_sequoia_reaches_the_value_of_sparse(accuracy, budget, walls):
+    """One surrogate, two ways: best-first growth and the dynamic program over sizes."""
+    ours, other = sparse(accuracy, budget, walls), sequoia(accuracy, budget, walls)
+    assert other.nodes <= budget
+    assert expected_tokens_per_step(other, accuracy) == pytest.approx(expected_tokens_per_step(ours, accuracy))
+    assert walls is None or all(rank < wall for path in other.paths for rank, wall in zip(path, walls))
+
+
+def test_sequoia_knows_every_size_at_once():
+    accuracy = per_rank("7b")
+    program = solve(accuracy, 63)
+    for nodes in range(64):
+        shape = program.shape(nodes)
+        assert shape.nodes == nodes
+        assert program.value[0][nodes] + 1 == pytest.approx(expected_tokens_per_step(sparse(accuracy, nodes), accuracy))
+        assert expected_tokens_per_step(shape, accuracy) == pytest.approx(1 + program.value[0][nodes])
+
+
+def test_measured_step_times_choose_sequoias_size_and_depth():
+    accuracy = per_rank("7b")
+    times = {nodes: 10 + 0.1 * nodes for nodes in range(64)}
+    size = best_size(accuracy, times.__getitem__, 63)
+    speeds = {nodes: expected_tokens_per_step(sparse(accuracy, nodes), accuracy) / times[nodes] for nodes in times}
+    assert size.nodes == max(speeds, key=speeds.get) and 0 < size.nodes < 63
+    assert size.tokens_per_second == pytest.approx(1e3 * speeds[size.nodes])
+    assert size.depth == sparse(accuracy, size.nodes).height  # no deeper than it has to be
+    steep = best_size(accuracy, lambda nodes: 10 + 10 * nodes, 63)
+    assert (steep.nodes, steep.depth, steep.tokens_per_step) == (0, 0, 1.0)  # plain decoding is faster
+    flat = best_size(accuracy, lambda nodes: 10.0, 63)
+    assert flat.nodes == 63 and flat.depth == sparse(accuracy, 63).height
+
+
+def test_growth_lists_the_nodes_as_best_first_adds_them():
+    grown = growth(sparse(A10, 7), A10)
+    assert [path for path, _ in grown] == [(0,), (0, 0), (1,), (0, 1), (1, 0), (2,), (0, 2)]
+    assert [gain for _, gain in grown] == pytest.approx([.6, .24, .15, .06, .06, .05, .03])
+    for n in range(1, 8):
+        assert {path for path, _ in grown[:n]} == set(sparse(A10, n).paths[1:])

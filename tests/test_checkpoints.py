@@ -9,7 +9,7 @@ from tiny import VOCAB, backbone, difference, prompt, random_drafter
 
 from medusa_viz.models import checkpoints
 from medusa_viz.models.checkpoints import CONFIG_NAME, WEIGHTS_NAME, HeadsConfig
-from medusa_viz.models.heads import Drafter, HeadsError, MedusaHeads
+from medusa_viz.models.heads import Drafter, HeadsError
 
 HIDDEN = 8
 
@@ -176,8 +176,8 @@ def test_another_vocabulary_is_refused(tmp_path, rows):
     assert str(rows) in message and str(VOCAB) in message
 
 
-@pytest.mark.parametrize("ids", [[], [3, 1], [2, 2], [-1, 4], [5, VOCAB], [[1, 2]]])
-def test_a_draft_vocabulary_must_rise_within_the_vocabulary(tmp_path, ids):
+@pytest.mark.parametrize("ids", [[], [2, 2], [-1, 4], [5, VOCAB], [[1, 2]]])
+def test_a_draft_vocabulary_lists_different_ids_of_the_vocabulary(tmp_path, ids):
     made = tensors() | {"draft_vocabulary": torch.tensor(ids, dtype=torch.int32)}
     assert "draft vocabulary" in refusal(written(tmp_path, made))
 
@@ -250,27 +250,3 @@ def test_a_cast_that_loses_precision_is_said(tmp_path, stored, runs, said):
     loaded = checkpoints.load(written(tmp_path, made, {}), HIDDEN, VOCAB, runs)
     assert len(loaded.report.notices) == said
     assert all(str(stored)[6:] in notice and str(runs)[6:] in notice for notice in loaded.report.notices)
-
-
-def test_heads_come_from_the_hub_by_their_id(tmp_path, monkeypatch):
-    module = MedusaHeads(2, 8)
-    checkpoints.save(tmp_path / "repository", module, HeadsConfig(medusa_num_heads=2))
-    asked = {}
-
-    def download(repository, allow_patterns):
-        asked.update(repository=repository, files=allow_patterns)
-        return str(tmp_path / "repository")
-
-    monkeypatch.setattr(checkpoints, "snapshot_download", download)
-    loaded = checkpoints.load("someone/heads-2", 8, 16)
-    assert loaded.module.heads == 2 and loaded.source == "someone/heads-2"
-    assert asked == {"repository": "someone/heads-2", "files": [checkpoints.WEIGHTS_NAME, checkpoints.CONFIG_NAME]}
-
-
-def test_heads_that_no_hub_gives_are_one_sentence(monkeypatch):
-    def download(*_, **__):
-        raise OSError("no connection\nand a long story")
-
-    monkeypatch.setattr(checkpoints, "snapshot_download", download)
-    with pytest.raises(HeadsError, match=r"someone/none are no folder here .*no connection\)\.$"):
-        checkpoints.load("someone/none", 8, 16)

@@ -41,7 +41,7 @@ def engine(monkeypatch):
     of = backbone(dtype=torch.float64)
     drafter = random_drafter(of)
     loaded = LoadedHeads(drafter.module, HeadsConfig(accuracy=ACCURACY), LoadReport([], [], [], []), "tiny")
-    made = SimpleNamespace(backbone=of, drafter=drafter, codec=Letters(), loaded=loaded, title="Tiny",
+    made = SimpleNamespace(backbone=of, drafter=drafter, codec=Letters(), loaded=loaded, title="Tiny", tree="sparse:16",
                            accuracy=ACCURACY)
     monkeypatch.setattr(cli, "load_engine", lambda options: made)
     monkeypatch.setattr("medusa_viz.models.text.TextStream", lambda codec: SimpleNamespace(

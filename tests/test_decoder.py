@@ -9,6 +9,7 @@ from tiny import (
     MC_SIM_7B_63,
     VOCAB,
     backbone,
+    mixed_ranks,
     oracle_drafter,
     plain_greedy,
     plain_logits,
@@ -34,12 +35,6 @@ def run(of, drafter, ids, shape, tokens, settings=GREEDY, end_ids=NONE):
     """All steps, and the tokens they committed."""
     steps = list(decode(of, drafter, ids, shape, settings, tokens, end_ids))
     return steps, [token for step in steps for token in step.tokens]
-
-
-def mixed_ranks(seed):
-    """Right tokens at rank 0 most often, else at 1, 2 or nowhere in a small tree."""
-    rng, known = random.Random(seed), {}
-    return lambda place, k: known.setdefault((place, k), rng.choices([0, 1, 2, 7], [6, 2, 1, 1])[0])
 
 
 @pytest.fixture(scope="module")

@@ -8,11 +8,13 @@ import random
 from dataclasses import replace
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
+from made_replies import greedy_replies
 from tiny import prompt, random_drafter, random_shape
 
-from medusa_viz.decoding import records, reweigh
+from medusa_viz.decoding import decoder, records, reweigh
 from medusa_viz.decoding.check import TIE_FP32, equals_greedy
 from medusa_viz.decoding.decoder import decode
 from medusa_viz.decoding.live import LiveRun
@@ -23,7 +25,10 @@ from medusa_viz.models import checkpoints, device
 from medusa_viz.models.heads import Drafter
 from medusa_viz.models.presets import DEFAULT_PRESET, heads_folder
 from medusa_viz.models.text import TextCodec
-from medusa_viz.tuning.builders import build, sparse
+from medusa_viz.tuning.builders import sparse
+from medusa_viz.tuning.ranking import rank_replies
+from medusa_viz.tuning.replay import accepted_lengths, walk
+from medusa_viz.tuning.specs import Facts, build
 
 pytestmark = pytest.mark.model
 
@@ -71,7 +76,7 @@ def written(default):
 @pytest.mark.parametrize("text", PROMPTS)
 def test_greedy_text_is_what_transformers_generates(default, written, text, tree):
     ids, right = written[text]
-    shape = build(tree, default.drafter.heads, default.accuracy)
+    shape = build(tree, Facts(default.drafter.heads, default.accuracy)).shape
     steps = list(decode(default.backbone, default.drafter, ids, shape, Acceptance(), TOKENS))
     tokens = [token for step in steps for token in step.tokens]
     if tokens != right:  # only where two tokens are as good as equal may rounding choose
@@ -84,6 +89,22 @@ def test_greedy_text_is_what_transformers_generates(default, written, text, tree
     ended = right[-1] in default.backbone.end_ids
     assert steps[-1].finish == ("end" if ended else "length") and len(tokens) == len(right)
     print(f"{tree}: {len(tokens) / len(steps):.2f} tokens per step")
+
+
+def test_replay_takes_the_steps_that_decoding_takes(default, written):
+    """Ranks come from whole forwards, decoding from single steps: only rounding may part them, at a tie of a head."""
+    of, drafter, shape = default.backbone, default.drafter, sparse(default.accuracy, 16)
+    for ids, _ in list(written.values())[:2]:
+        steps = [step.tokens for step in decode(of, drafter, ids, shape, Acceptance(), TOKENS)]
+        text = [token for step in steps for token in step]
+        table = rank_replies(of, drafter, greedy_replies([(ids, text)]))
+        rows = walk(accepted_lengths(shape, table.ranks), table.lengths)
+        starts = np.cumsum([0, *map(len, steps)])[:-1].tolist()
+        if rows != starts:
+            place = next(a for a, b, c in zip(rows, starts, [*rows[1:], 0]) if a == b and c not in starts)
+            hidden = decoder.start(of, [*ids, *text[:place]], Acceptance()).hidden
+            best = drafter.logits(hidden)[:, 0].topk(11).values
+            assert float((best[:, :-1] - best[:, 1:]).min()) < TIE_FP32, f"departs at token {place}"
 
 
 @pytest.mark.parametrize("seed", range(3))

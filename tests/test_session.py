@@ -14,7 +14,7 @@ from medusa_viz.models.checkpoints import HeadsConfig, LoadedHeads, LoadReport
 from medusa_viz.models.worker import Worker
 from medusa_viz.ui import host as hosts
 from medusa_viz.ui import session as sessions_module
-from medusa_viz.ui.snapshot import ModelStatus
+from medusa_viz.ui.running import Model
 
 ACCURACY = [[0.5, 0.2, 0.1, 0.05, 0.02, 0.02, 0.01, 0.01, 0.01, 0.01]] * 4
 
@@ -48,9 +48,8 @@ def make_sessions(prompt="abcdef"):
     found = hosts.Sessions({})
     found._opening = None
     host = found.host
-    host._live, host.worker, host.engine = live, Worker("tiny"), engine
-    host.plain_ms, host.status = 5.0, ModelStatus("ready", title="Tiny")
-    host.latency.add(1, 1.0)
+    host.start_on(Model(engine, Worker("tiny"), live, plain_ms=5.0))
+    host.model.latency.add(1, 1.0)
     return found, text
 
 
@@ -106,8 +105,8 @@ def test_a_knob_is_answered_by_the_cheapest_true_means(page):
     page.act("start", prompt="abcdef")
     page.act("knob", top_s=[3, 3, 2, 1], size=30)
     asked = []
-    submit = page.sessions.host.worker.submit
-    page.sessions.host.worker.submit = lambda owner, job: asked.append(owner) or submit(owner, job)
+    submit = page.sessions.host.model.worker.submit
+    page.sessions.host.model.worker.submit = lambda owner, job: asked.append(owner) or submit(owner, job)
     assert page.act("knob", temperature=0.7)["knobs"]["badge"]["kind"] == "logits"
     assert page.act("knob", size=5)["knobs"]["badge"]["kind"] == "subtree"
     assert page.act("knob", top_s=[1, 1, 0, 0])["tree"]["nodes"][-1]["depth"] == 2
@@ -190,8 +189,8 @@ def test_branches_end_at_six_with_a_sentence(page):
 
 def test_a_slow_tree_is_drawn_first_and_verified_on_request(page):
     page.act("start", prompt="abcdef")
-    page.sessions.host.latency.add(17, 60_000.0)
-    page.sessions.host.latency.add(31, 60_000.0)
+    page.sessions.host.model.latency.add(17, 60_000.0)
+    page.sessions.host.model.latency.add(31, 60_000.0)
     view = page.act("knob", top_s=[3, 3, 2, 1], size=30)
     assert view["run"]["verify"] and view["tree"]["nodes"][1]["verdict"] == "unverified"
     view = page.act("verify")
@@ -222,7 +221,7 @@ def test_an_end_token_ends_the_run(page):
         page.act("step")
     long = committed(page.of())
     end = next(token for place, token in enumerate(long) if token not in long[:place] and place >= 2)
-    page.sessions.host.engine.backbone.model.generation_config.eos_token_id = end
+    page.sessions.host.model.engine.backbone.model.generation_config.eos_token_id = end
     page.act("reset")
     for _ in range(10):
         view = page.act("step")
@@ -341,7 +340,7 @@ def test_a_failing_model_leaves_the_last_good_step(page, monkeypatch):
     def broken(*_, **__):
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr(page.sessions.host.engine.backbone, "verify", broken)
+    monkeypatch.setattr(page.sessions.host.model.engine.backbone, "verify", broken)
     view = page.act("step")
     assert "out of memory" in view["status"]["notice"] and view["steps"] == good["steps"]
     monkeypatch.undo()
@@ -352,7 +351,7 @@ def test_a_failing_model_leaves_the_last_good_step(page, monkeypatch):
 
 
 def test_heads_without_accuracies_still_draft_a_tree_and_claim_no_figure(page):
-    page.sessions.host.engine.accuracy = []
+    page.sessions.host.model.engine.accuracy = []
     view = page.act("start", prompt="abcdef")
     assert "accuracy table" in view["status"]["notice"]
     assert len(view["tree"]["nodes"]) == 17 and view["knobs"]["heads"] == 4

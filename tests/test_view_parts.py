@@ -130,11 +130,11 @@ def test_plain_text_is_what_the_display_texts_stand_for(text):
 
 def test_a_recording_is_written_from_its_display_texts_and_a_run_by_its_codec():
     line = SimpleNamespace(committed=lambda before: [1, 2, 3], done=lambda: [])
-    session = SimpleNamespace(lines={"A": line}, line=line, recorded=True, host=SimpleNamespace(engine=None),
+    session = SimpleNamespace(lines={"A": line}, line=line, recorded=True, model=None,
                               wording=Wording({1: "␠two", 2: "<F0 9F>", 3: "<|im_end|>"}, {3: "special"}))
     assert written(session).startswith(" two") and "im_end" not in written(session)
     codec = SimpleNamespace(decode=lambda ids: f"decoded {ids}")
-    session.recorded, session.host = False, SimpleNamespace(engine=SimpleNamespace(codec=codec))
+    session.recorded, session.model = False, SimpleNamespace(engine=SimpleNamespace(codec=codec))
     assert written(session) == "decoded [1, 2, 3]"
     session.lines = {}
     assert written(session) == ""

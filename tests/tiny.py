@@ -115,6 +115,12 @@ def oracle_drafter(of: Backbone, ids: Sequence[int], text: Sequence[int], heads:
     return Drafter(MedusaHeads(heads, of.hidden_size, output=output.float()), of.lm_head)
 
 
+def mixed_ranks(seed: int) -> Callable[[int, int], int]:
+    """Right tokens at rank 0 most often, else at 1, 2 or nowhere in a small tree."""
+    rng, known = random.Random(seed), {}
+    return lambda place, k: known.setdefault((place, k), rng.choices([0, 1, 2, 7], [6, 2, 1, 1])[0])
+
+
 def random_shape(rng: random.Random, heads: int = 3, width: int = 3, paths: int = 6) -> TreeShape:
     return from_paths([[rng.randrange(width) for _ in range(rng.randint(1, heads))]
                        for _ in range(rng.randint(0, paths))])

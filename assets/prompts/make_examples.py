@@ -19,7 +19,8 @@ from medusa_viz.decoding import engine as engines  # noqa: E402
 from medusa_viz.decoding import records  # noqa: E402
 from medusa_viz.decoding.decoder import decode  # noqa: E402
 from medusa_viz.decoding.settings import Acceptance  # noqa: E402
-from medusa_viz.tuning.builders import build  # noqa: E402
+from medusa_viz.tuning.calibration import facts_of  # noqa: E402
+from medusa_viz.tuning.specs import build  # noqa: E402
 from medusa_viz.ui.host import Sessions  # noqa: E402
 
 TREE, TOKENS = "sparse:16", 64
@@ -58,7 +59,7 @@ def main() -> None:
 
 def measure(engine: engines.Engine, prompt: str) -> float:
     """Tokens per step of a greedy run."""
-    shape = build(TREE, engine.drafter.heads, engine.accuracy)
+    shape = build(TREE, facts_of(engine)).tree
     ids = engine.codec.encode_prompt(prompt)
     steps = list(decode(engine.backbone, engine.drafter, ids, shape, Acceptance(), TOKENS))
     return sum(len(step.tokens) for step in steps) / len(steps)

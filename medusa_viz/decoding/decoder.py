@@ -8,19 +8,40 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from time import perf_counter
+from functools import cached_property
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from medusa_viz.decoding import acceptance
+from medusa_viz.decoding import acceptance, on_device
+from medusa_viz.decoding.clock import Clock
 from medusa_viz.decoding.records import Timings
 from medusa_viz.decoding.settings import Acceptance
 from medusa_viz.decoding.tree import MAX_NODES, TreeError, TreeShape, dense
 from medusa_viz.models.backbone import Backbone, Forward
 from medusa_viz.models.cache import TreeCache
 from medusa_viz.models.heads import Drafter, DraftTokens
+from medusa_viz.models.slab import StaticCache
+
+
+class StepTrees(Protocol):
+    """Gives every step a tree of its own, from what the heads say in that step."""
+
+    nodes: int
+    """Most nodes of a tree."""
+    height: int
+    """Deepest node of any tree."""
+    width: int
+    """Ranks of every head that a tree may take."""
+
+    def shape(self, top: DraftTokens) -> TreeShape:
+        """The tree of one step. `top` holds the best `width` tokens of every head, with probabilities and logits."""
+
+
+Tree = TreeShape | StepTrees
+"""What a run drafts by: one shape for all steps, or one for each."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +57,11 @@ class Plan:
     """int64 [n]: entry of each node in the flattened [K, width] table of drafted tokens."""
     width: int
     """Ranks that every head must supply."""
+
+    @cached_property
+    def tables(self) -> on_device.Tables:
+        """What acceptance on the device needs."""
+        return on_device.tables(self.shape, self.depth.device)
 
 
 @dataclass
@@ -63,6 +89,8 @@ class Accepted:
     rows: list[int]
     tokens: list[int]
     next_root: int
+    path: Tensor | None = None
+    """The rows on the device, if they were found there; what follows them means nothing."""
 
 
 @dataclass(frozen=True)
@@ -77,17 +105,21 @@ class StepResult:
 
 def plan(shape: TreeShape, backbone: Backbone, drafter: Drafter | None) -> Plan:
     """Put a shape on the device. Raises TreeError if the heads cannot fill it."""
-    heads, choices = (drafter.heads, drafter.choices) if drafter else (0, 0)
-    if shape.height > heads:
-        raise TreeError(f"The tree has depth {shape.height}, but there are {heads} heads to draft it.")
-    if shape.nodes > MAX_NODES:
-        raise TreeError(f"The tree has {shape.nodes:,} nodes; at most {MAX_NODES:,} can be verified at once.")
     width = max(shape.widths, default=0)
-    if width > choices:
-        raise TreeError(f"The tree takes rank {width - 1} (from 0), but a head can draft {choices} tokens.")
+    _refuse_unfillable(shape.nodes, shape.height, width, drafter)
     gather = (shape.depth[1:].astype(np.int64) - 1) * width + shape.rank[1:]
     return Plan(shape, torch.as_tensor(shape.depth.astype(np.int64), device=backbone.device),
                 backbone.additive(torch.from_numpy(shape.mask)), torch.as_tensor(gather, device=backbone.device), width)
+
+
+def _refuse_unfillable(nodes: int, height: int, width: int, drafter: Drafter | None) -> None:
+    heads, choices = (drafter.heads, drafter.choices) if drafter else (0, 0)
+    if height > heads:
+        raise TreeError(f"The tree has depth {height}, but there are {heads} heads to draft it.")
+    if nodes > MAX_NODES:
+        raise TreeError(f"The tree has {nodes:,} nodes; at most {MAX_NODES:,} can be verified at once.")
+    if width > choices:
+        raise TreeError(f"The tree takes rank {width - 1} (from 0), but a head can draft {choices} tokens.")
 
 
 def start(backbone: Backbone, ids: Sequence[int], settings: Acceptance, room: int = 0) -> DecodingState:
@@ -103,11 +135,32 @@ def propose(drafter: Drafter | None, state: DecodingState, plan: Plan, width: in
 
     A `width` makes the heads report that many tokens, with probabilities, beyond what the shape takes.
     """
-    root = torch.tensor([state.root], device=plan.depth.device)
+    root = _root(state, plan)
     if drafter is None or not (plan.width or width):
         return Candidates(root, None)
-    top = drafter.top(state.hidden, max(plan.width, width), with_p=width > 0)
+    return _filled(root, plan, drafter.top(state.hidden, max(plan.width, width), with_p=width > 0))
+
+
+def _root(state: DecodingState, plan: Plan) -> Tensor:
+    return torch.full((1,), state.root, device=plan.depth.device)  # unlike torch.tensor, no transfer to wait for
+
+
+def _filled(root: Tensor, plan: Plan, top: DraftTokens) -> Candidates:
     return Candidates(torch.cat([root, top.ids[:, : plan.width].flatten()[plan.gather]]), top)
+
+
+def propose_anew(backbone: Backbone, drafter: Drafter, state: DecodingState, trees: StepTrees, room: int
+                 ) -> tuple[Plan, Candidates]:
+    """Draft with a tree made for this step alone, at most `room` tokens deep."""
+    top = drafter.top(state.hidden, trees.width, with_p=True)
+    shape = trees.shape(top)
+    step = plan(shape.trimmed(min(shape.height, room)), backbone, drafter)
+    return step, _filled(_root(state, step), step, top)
+
+
+def step_shape(drafter: Drafter, hidden: Tensor, tree: Tree) -> TreeShape:
+    """The shape that `tree` has for the step behind `hidden` [1, d]."""
+    return tree if isinstance(tree, TreeShape) else tree.shape(drafter.top(hidden, tree.width, with_p=True))
 
 
 def verify(backbone: Backbone, state: DecodingState, plan: Plan, candidates: Candidates) -> Forward:
@@ -125,6 +178,8 @@ def accept(forward: Forward, state: DecodingState, plan: Plan, candidates: Candi
         rows, next_root = walk.rows, walk.next_root
         return Accepted(rows, [candidates.tokens[row].item() for row in rows], next_root)
     argmax = best_tokens(forward.logits)
+    if isinstance(state.cache, StaticCache):
+        return _accepted_on_device(forward, argmax, plan, candidates.tokens, settings)
     if settings.rule == "greedy":
         tokens, wanted = torch.stack([candidates.tokens, argmax]).cpu().numpy()  # the step's one synchronisation
         own, log_p = acceptance.greedy_tests(shape, tokens, wanted), None
@@ -138,16 +193,27 @@ def accept(forward: Forward, state: DecodingState, plan: Plan, candidates: Candi
     return Accepted(rows, tokens[rows].tolist(), int(wanted[rows[-1]]))
 
 
+def _accepted_on_device(forward: Forward, argmax: Tensor, plan: Plan, tokens: Tensor, settings: Acceptance
+                        ) -> Accepted:
+    tree, log_p = plan.tables, None
+    if settings.rule == "greedy":
+        own = on_device.greedy_tests(tree, tokens, argmax)
+    else:
+        p, entropy = _tempered(forward.logits, tree.parents, tree.place, tokens, settings.temperature)
+        own, log_p = on_device.typical_tests(p, entropy, settings.epsilon, settings.delta), p.clamp_min(1e-45).log()
+    return Accepted(*on_device.fetch(tree, on_device.longest_path(tree, own, log_p), tokens, argmax))
+
+
 def commit(state: DecodingState, forward: Forward, accepted: Accepted) -> None:
     """Keep the accepted rows of the cache; the next heads read the last of them: no second forward pass."""
-    state.cache.commit(accepted.rows)
+    state.cache.commit(accepted.rows, accepted.path)
     state.hidden = forward.hidden[accepted.rows[-1] :][:1]
     state.root = accepted.next_root
 
 
-def decode(backbone: Backbone, drafter: Drafter | None, ids: Sequence[int], shape: TreeShape, settings: Acceptance,
+def decode(backbone: Backbone, drafter: Drafter | None, ids: Sequence[int], tree: Tree, settings: Acceptance,
            max_new_tokens: int, end_ids: Collection[int] | None = None) -> Iterator[StepResult]:
-    """Decode from a prompt; yields a result per step. A shape without nodes is plain decoding.
+    """Decode from a prompt; yields a result per step. A tree without nodes is plain decoding.
 
     Ends at the first end token (committed as the last), at `max_new_tokens`, or at the context's end, exactly.
     The last token of a text needs no forward pass, so a step that can only commit its root runs none.
@@ -155,45 +221,57 @@ def decode(backbone: Backbone, drafter: Drafter | None, ids: Sequence[int], shap
     end_ids = backbone.end_ids if end_ids is None else end_ids
     remaining = min(max_new_tokens, backbone.context - len(ids))
     limit = "length" if remaining == max_new_tokens else "context"
-    plans = _Plans(backbone, drafter, shape)
-    plans.within(shape.height)  # a tree that the heads cannot fill is refused before the prompt is run
-    state = start(backbone, ids, settings, room=max(remaining, 0) + shape.nodes + 1)
+    plans = _Plans(backbone, drafter, tree)
+    plans.refuse_unfillable()  # before the prompt is run
+    state = start(backbone, ids, settings, room=max(remaining, 0) + tree.nodes + 1)
+    clock = Clock(backbone.device)
     while remaining > 0:
         if state.root in end_ids or remaining == 1:
             yield StepResult([state.root], 0, Timings(), "end" if state.root in end_ids else limit)
             return
-        step = plans.within(remaining - 1)
-        marks = [_now(backbone)]
-        candidates = propose(drafter, state, step)
-        marks.append(_now(backbone))
+        clock.mark()
+        step, candidates = plans.proposed(state, remaining - 1)
+        clock.mark()
         forward = verify(backbone, state, step, candidates)
-        marks.append(_now(backbone))
+        clock.mark()
         accepted = accept(forward, state, step, candidates, settings)
-        marks.append(_now(backbone))
+        clock.mark()
         tokens = acceptance.cut_at_end(accepted.tokens, end_ids)
         commit(state, forward, replace(accepted, rows=accepted.rows[: len(tokens)], tokens=tokens))
-        marks.append(_now(backbone))
+        clock.mark()
         remaining -= len(tokens)
         finish = "end" if tokens[-1] in end_ids else limit if remaining == 0 else None
-        yield StepResult(tokens, step.shape.nodes, Timings(*((b - a) * 1e3 for a, b in zip(marks, marks[1:]))), finish)
+        yield StepResult(tokens, step.shape.nodes, clock.timings(), finish)
         if finish:
             return
 
 
 @dataclass
 class _Plans:
-    """The shape's plan, and those of its tops for the last steps of a run."""
+    """The plan of each step: of one shape and of its tops for the last steps of a run, or of a new shape each time."""
 
     backbone: Backbone
     drafter: Drafter | None
-    shape: TreeShape
+    tree: Tree
     by_depth: dict[int, Plan] = field(default_factory=dict)
 
-    def within(self, room: int) -> Plan:
-        """The plan that drafts at most `room` tokens deep: drafting past the limit would be in vain."""
-        depth = min(self.shape.height, room)
+    def refuse_unfillable(self) -> None:
+        if isinstance(self.tree, TreeShape):
+            self._within(self.tree.height)
+        else:
+            _refuse_unfillable(self.tree.nodes, self.tree.height, self.tree.width, self.drafter)
+
+    def proposed(self, state: DecodingState, room: int) -> tuple[Plan, Candidates]:
+        """Draft at most `room` tokens deep: drafting past the limit would be in vain."""
+        if isinstance(self.tree, TreeShape):
+            step = self._within(room)
+            return step, propose(self.drafter, state, step)
+        return propose_anew(self.backbone, self.drafter, state, self.tree, room)
+
+    def _within(self, room: int) -> Plan:
+        depth = min(self.tree.height, room)
         if depth not in self.by_depth:
-            self.by_depth[depth] = plan(self.shape.trimmed(depth), self.backbone, self.drafter)
+            self.by_depth[depth] = plan(self.tree.trimmed(depth), self.backbone, self.drafter)
         return self.by_depth[depth]
 
 
@@ -202,11 +280,17 @@ def tempered(logits: Tensor, shape: TreeShape, tokens: Tensor, temperature: floa
 
     The root's entries are 1 and 0. Only rows with children are looked at.
     """
+    parents, place = np.unique(shape.parent[1:], return_inverse=True)
+    return _tempered(logits, *(torch.as_tensor(rows, device=logits.device) for rows in (parents, place)), tokens,
+                     temperature)
+
+
+def _tempered(logits: Tensor, parents: Tensor, place: Tensor, tokens: Tensor, temperature: float
+              ) -> tuple[Tensor, Tensor]:
+    """`parents` are the rows with children, `place` [n] says where among them each node's parent is."""
     p, entropy = torch.ones(len(tokens), device=logits.device), torch.zeros(len(tokens), device=logits.device)
-    if shape.nodes:
-        parents, place = np.unique(shape.parent[1:], return_inverse=True)
-        log_p = (logits[torch.as_tensor(parents, device=logits.device)].float() / temperature).log_softmax(-1)
-        place = torch.as_tensor(place, device=logits.device)
+    if len(place):
+        log_p = (logits[parents].float() / temperature).log_softmax(-1)
         p[1:] = log_p[place, tokens[1:]].exp()
         # xlogy-like: 0·log 0 counts as 0, also where log p has underflowed to -inf
         entropy[1:] = torch.special.entr(log_p.exp()).sum(-1)[place]
@@ -254,9 +338,3 @@ def truncated(logits: Tensor, settings: Acceptance) -> Tensor:
 
 PLAIN = dense([])
 """The shape without nodes: plain decoding."""
-
-
-def _now(backbone: Backbone) -> float:
-    if backbone.device.type == "cuda":
-        torch.cuda.synchronize(backbone.device)
-    return perf_counter()

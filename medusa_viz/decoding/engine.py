@@ -13,12 +13,11 @@ from transformers import AutoTokenizer
 from medusa_viz.decoding.decoder import PLAIN, decode
 from medusa_viz.decoding.settings import Acceptance
 from medusa_viz.models import backbone as backbones
-from medusa_viz.models import checkpoints, device
+from medusa_viz.models import checkpoints, device, placing, sources
 from medusa_viz.models.adapter import is_adapter
 from medusa_viz.models.backbone import Backbone, BackboneError
-from medusa_viz.models.fetch import ensure_model
 from medusa_viz.models.heads import Drafter, HeadsError
-from medusa_viz.models.presets import DEFAULT_PRESET, PRESETS, heads_folder
+from medusa_viz.models.presets import DEFAULT_PRESET
 from medusa_viz.models.text import TextCodec
 
 Report = Callable[[str, float | None, str], None]
@@ -31,12 +30,15 @@ def silent(phase: str, fraction: float | None, detail: str) -> None:
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """What to load. `model` is a preset's name, a folder or a hub id; `heads` a folder, file or empty."""
+    """What to load. `model` is the name of a preset or of a published model, a folder or a hub id; `heads` a folder,
+    file, hub id or empty, which means the model's own."""
 
     model: str = DEFAULT_PRESET.name
     heads: str = ""
     device: str = "auto"
     dtype: str = "auto"
+    compile: bool = False
+    """Replay steps on CUDA as graphs of fused kernels."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,8 @@ class Engine:
     codec: TextCodec
     loaded: checkpoints.LoadedHeads
     title: str
+    tree: str = ""
+    """Spec of the tree to draft with where nobody names one."""
 
     @property
     def accuracy(self) -> list[list[float]]:
@@ -68,25 +72,46 @@ class Engine:
 
 
 def load(options: EngineOptions, report: Report = silent) -> Engine:
-    """Fetch what is missing, load it, check it. Raises ValueError or RuntimeError whose text is one sentence."""
+    """Fetch what is missing, load it, check it: heads against the backbone's config before its weights are fetched or
+    read. Raises ValueError or RuntimeError whose text is one sentence."""
     placement = device.choose(options.device, options.dtype)
-    preset = PRESETS.get(options.model)
-    if not preset and not options.heads:
-        raise HeadsError(f"{options.model} needs Medusa heads: name them with --heads (a folder or file).")
-    source = ensure_model(preset, report) if preset else options.model
-    title = preset.title if preset else Path(options.model).name
-    heads = options.heads or heads_folder(preset)
-    adapter = heads if is_adapter(heads) else None
-    title += " + adapter" if adapter else ""
+    source = sources.find(options.model, report)
+    sizes = placing.outline(source.folder)
+    loaded = _heads(options, source, sizes, placement, report)
+    sources.fetch_weights(source, report)
+    adapter = loaded.folder if is_adapter(loaded.folder) else None
+    title = source.title + " + adapter" * bool(adapter)
     report("load", None, title)
-    loaded_backbone = backbones.load(source, placement, title, adapter=adapter)
+    backbone = backbones.load(source.folder, placement, title, adapter=adapter, compiled=options.compile)
+    return Engine(backbone, Drafter(loaded.module, backbone.lm_head), _codec(source), loaded, title, source.tree)
+
+
+def _heads(options: EngineOptions, source: sources.Source, sizes: placing.Outline, placement: device.Placement,
+           report: Report) -> checkpoints.LoadedHeads:
+    """The heads that were named, else the model's own, with a notice where another backbone trained them."""
     try:
-        codec = TextCodec(AutoTokenizer.from_pretrained(source))
+        loaded = checkpoints.load(options.heads or source.heads, sizes.hidden_size, sizes.vocab_size, placement.dtype,
+                                  report)
+    except checkpoints.NoHeadsError as error:
+        if options.heads:
+            raise
+        raise HeadsError(f"{options.model} holds no Medusa heads: name some with --heads (a folder, file or hub id)."
+                         ) from error
+    known = {Path(name).name.lower() for name in (options.model, source.repository, source.title, loaded.source)}
+    if loaded.base and Path(loaded.base).name.lower() not in known:
+        loaded.report.notices.append(f"the heads were trained on {loaded.base}, and may draft worse on {source.title}")
+    return loaded
+
+
+def _codec(source: sources.Source) -> TextCodec:
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source.folder)
     except (OSError, ValueError, KeyError) as error:
-        raise BackboneError(f"The tokenizer of {options.model} could not be loaded: "
+        raise BackboneError(f"The tokenizer of {source.title} could not be loaded: "
                             f"{str(error).splitlines()[0]:.160}") from error
-    loaded = checkpoints.load(heads, loaded_backbone.hidden_size, loaded_backbone.vocab_size, placement.dtype)
-    return Engine(loaded_backbone, Drafter(loaded.module, loaded_backbone.lm_head), codec, loaded, title)
+    if source.chat_template and not tokenizer.chat_template:
+        tokenizer.chat_template = source.chat_template
+    return TextCodec(tokenizer)
 
 
 def quiet_transformers() -> None:

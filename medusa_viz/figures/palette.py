@@ -14,6 +14,7 @@ GRID = "#E1E5EA"
 HISTOGRAM = "#EEF1F5"
 BAND = "#AAB4BF"
 ACCEPTED, PASSED, QUIET, NEXT_ROOT = "#00795A", "#C77F00", "#7B8794", "#6A35C9"
+ACTION = "#0B5CAD"
 PILL, PILL_INK = "#E5E7EB", "#52606E"
 MASK_SELF, MASK_ANCESTOR = INK, "#627D98"
 OVERVIEW = (GROUND, MASK_ANCESTOR, "#2F76C4")
@@ -23,13 +24,17 @@ RAMP = ("#E5E7EB", "#DCEAF7", "#A9CCEA", "#5F9BD1", "#22609F", "#123A6B")
 """Where a token came from: the backbone, then heads 1 to 5 (later heads share the last)."""
 RAMP_INK = ("#1F2933", "#1F2933", "#1F2934", "#0B1220", "#FFFFFE", "#FFFFFE")
 
+CURVES = ("#5A93C8", "#3D78B3", "#27609A", "#174A7E", "#0C325A")
+"""The ramp of heads 1 to 5 as lines: every step at least 3:1 on either ground."""
+
 DARK = {
     INK: "#F3F4F6", INK_2: "#AEB7C2", GROUND: "#14181F", LINE: "#3A4656", GRID: "#2A323E",
     HISTOGRAM: "#1F2630", BAND: "#566477",
     ACCEPTED: "#2FD0A0", PASSED: "#FFC04D", QUIET: "#8893A1", NEXT_ROOT: "#B79CFF",
-    PILL: "#374151", PILL_INK: "#F3F4F6", MASK_ANCESTOR: "#8FA9C4",
+    ACTION: "#7DB8F5", PILL: "#374151", PILL_INK: "#F3F4F6", MASK_ANCESTOR: "#8FA9C4",
     "#DCEAF7": "#1E3A5F", "#A9CCEA": "#27588F", "#5F9BD1": "#4C8CD2", "#22609F": "#86B8EA", "#123A6B": "#C7E0F8",
-    "#1F2934": "#F3F4F6", "#0B1220": "#0B1220", "#FFFFFE": "#0B1220",
+    "#5A93C8": "#4F8CC4", "#3D78B3": "#73A9DA", "#27609A": "#93BFE6", "#174A7E": "#B4D4F0", "#0C325A": "#D6E7F8",
+    "#1F2934": "#F3F4F6", "#0B1220": "#0B1220", "#FFFFFE": "#0B1220", "#FFFFFD": "#1B212B", "#6FA8DC": "#2F6DB0",
 }
 """Light hex to dark hex, for every colour a figure may hold."""
 
@@ -67,6 +72,8 @@ MARKS = {
     "cut": Mark("hexagon-open", 12, INK_2, "dotted", "⬡"),
     "ghost": Mark("square-open", 14, NEXT_ROOT, "ghost", "□"),
     "folded": Mark("line-ew", 11, PILL, "dotted", "+n"),
+    "planned": Mark("circle", 10, INK_2, "rejected", "●"),
+    "slot": Mark("circle-open", 9, ACTION, "dotted", "○"),
 }
 
 EDGES = {
@@ -79,7 +86,7 @@ EDGES = {
 }
 """In drawing order: what matters most is drawn last."""
 
-DIMMED_LABELS = ("rejected", "unseen")
+DIMMED_LABELS = ("rejected", "unseen", "slot")
 """Verdicts whose labels are written in the second ink."""
 
 _CJK = {"zh": ("Noto Sans SC", "PingFang SC", "Microsoft YaHei", "Noto Sans Mono CJK SC"),

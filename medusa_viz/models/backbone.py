@@ -13,24 +13,24 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from gguf import GGUFReader
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from medusa_viz.models import adapter as adapters
 from medusa_viz.models import attention as attentions
+from medusa_viz.models import hub, placing
 from medusa_viz.models import packed as packing
+from medusa_viz.models import static as statics
 from medusa_viz.models.cache import TreeCache
 from medusa_viz.models.device import Placement
+from medusa_viz.models.placing import BackboneError
+from medusa_viz.models.published import PUBLISHED
+from medusa_viz.models.slab import StaticCache
 
 PREFILL_CHUNK = 512  # rows per prefill forward; bounds the mask to PREFILL_CHUNK x prompt
 SELF_CHECK_TOLERANCE = 0.05  # share of the largest logit, in half precision
 SELF_CHECK_TOLERANCE_EXACT = 1e-3  # in fp32 and fp64, where kernels differ by about 1e-6
 CACHE_ARGUMENTS = ("cache", "past_key_values")  # transformers 5.24 renamed the forward's cache argument
-
-
-class BackboneError(ValueError):
-    """A model that cannot be used; the message is one sentence."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,8 @@ class Backbone:
         self.layer_kinds = _layer_kinds(model)
         self.linears = "plain"
         """How the linears run, in words: plain, or packed with what that gains; see `packed.pack`."""
+        self.static: statics.StaticStep | None = None
+        self._eager = "eager"
         parameters = inspect.signature(inspect.unwrap(type(model).forward)).parameters
         self._cache_argument = next((name for name in CACHE_ARGUMENTS if name in parameters), None)
         if self.lm_head is None or self._cache_argument is None:
@@ -81,7 +83,14 @@ class Backbone:
         named = self.config.eos_token_id if named is None else named
         return frozenset([named] if isinstance(named, int) else named or [])
 
+    @property
+    def step(self) -> str:
+        """How a tree's forward runs, in words; see `static`."""
+        return self.static.words if self.static else self._eager
+
     def new_cache(self, capacity: int) -> TreeCache:
+        if self.static:
+            return self.static.new_cache(capacity)
         return TreeCache(self.config.num_hidden_layers, capacity)
 
     @torch.inference_mode()
@@ -113,6 +122,12 @@ class Backbone:
         tokens [rows] and depth [rows] are int64, block [rows, rows] is additive (`additive` of the tree's mask):
         which rows see which. Every row sees the whole prefix, as far as a sliding window allows.
         """
+        if self.static and isinstance(cache, StaticCache):
+            return Forward(*self.static.run(tokens, depth, block, cache))
+        return self.verify_eagerly(tokens, depth, block, cache)
+
+    def verify_eagerly(self, tokens: Tensor, depth: Tensor, block: Tensor, cache: TreeCache) -> Forward:
+        """`verify` with shapes that follow the tree and the prefix."""
         cache.reserve(len(tokens))
         return self._forward(tokens, depth, block, cache)
 
@@ -136,7 +151,7 @@ class Backbone:
             arguments["logits_to_keep"] = keep
         with _input_of(self.lm_head) as captured:
             logits = self.model(**arguments).logits
-        return Forward(captured[0][0], logits[0])
+        return Forward(captured[0][0].to(self.device), logits[0])  # with layers on several cards it may lie elsewhere
 
     def _masks(self, depth: Tensor, block: Tensor, prefix: int) -> Tensor | dict[str, Tensor]:
         """4-D additive mask [1, 1, rows, prefix + rows], or one per kind where the model mixes kinds of layers."""
@@ -172,16 +187,16 @@ class Backbone:
         except (TypeError, ValueError, KeyError, RuntimeError, AttributeError, IndexError) as error:
             raise BackboneError(f"{self.name} cannot run a tree: {str(error).splitlines()[0]:.160}") from error
         scale = expected.float().abs().max().clamp_min(1e-6)
-        half = torch.finfo(seen.dtype).bits < 32
-        tolerance = SELF_CHECK_TOLERANCE if half else SELF_CHECK_TOLERANCE_EXACT
-        if not ((seen.float() - expected.float()).abs().max() <= tolerance * scale):
+        if not ((seen.float() - expected.float()).abs().max() <= tolerance(seen.dtype) * scale):
             raise BackboneError(f"{self.name} does not honour a tree mask: its logits differ from a plain forward's.")
 
-    def speed_up(self) -> None:
-        """On a CPU: attention that copies no keys, and packed linears where they are right and faster. For inference
-        only. Both must keep the logits of a short prefill; `linears` says what became of the linears."""
+    def speed_up(self, compiled: bool = False) -> None:
+        """On a CPU: attention that copies no keys, and packed linears where they are right and faster. On CUDA: the
+        static step, `compiled` if asked. For inference only. All must keep the logits of something short; `linears`
+        and `step` say what became of them."""
         attentions.stop_repeating(self.model, self._probe)
         self.linears = packing.pack(self.model, self._probe)
+        self.static, self._eager = statics.fitting(self, compiled, tolerance(self.placement.dtype))
 
     def _probe(self) -> Tensor:
         ids = [token % self.vocab_size for token in (11, 7, 5, 3, 2, 13)]
@@ -189,43 +204,41 @@ class Backbone:
 
 
 def load(source: str | Path, placement: Placement, name: str = "", attention: str | None = None, packed: bool = True,
-         adapter: str | Path | None = None) -> Backbone:
+         adapter: str | Path | None = None, compiled: bool = False) -> Backbone:
     """Load a backbone from a folder or hub id, and check that it can run trees. Raises BackboneError or AdapterError.
 
-    `adapter` is the folder of a LoRA adapter to merge into the weights (Medusa-2). `packed` lays fp32 linears out for a CPU's inference where that is faster; without it the model is as transformers
-    made it, and can be trained, copied and moved.
+    `adapter` is the folder of a LoRA adapter to merge into the weights (Medusa-2). `packed` lays fp32 linears out for
+    a CPU's inference where that is faster, and steps on CUDA run in static buffers, `compiled` if asked; without it the
+    model is as transformers made it, and can be trained, copied and moved.
     """
-    _refuse_gguf(Path(source))
-    try:
-        config = AutoConfig.from_pretrained(source)
-        if config.is_encoder_decoder:
-            raise BackboneError(f"{name or source} is an encoder-decoder; Medusa needs a decoder-only language model.")
-        model = AutoModelForCausalLM.from_pretrained(source, dtype=placement.dtype, attn_implementation=attention)
-    except BackboneError:
-        raise
-    except (OSError, ValueError, KeyError) as error:
-        raise BackboneError(f"The model {source} could not be loaded: {str(error).splitlines()[0]:.200}") from error
+    name = name or str(source)
+    if adapter is not None and placement.quantised:
+        raise BackboneError(f"{name} has an adapter, which cannot be merged into {placement.quantised} weights: choose "
+                            "--dtype bf16.")
+    model = placing.load_model(local_folder(source), placement, name, attention)
     if adapter is not None:
         model = adapters.merge(model, adapter)
-    backbone = Backbone(model.to(placement.device), placement, name or str(source))
+    backbone = Backbone(model, placement, name)
     backbone.check_trees()
     if packed:
-        backbone.speed_up()
+        backbone.speed_up(compiled)
     return backbone
 
 
-def _refuse_gguf(source: Path) -> None:
-    """One sentence, before anything large is read, for a GGUF file or a folder that holds nothing else."""
-    in_folder = source.is_dir() and not (source / "config.json").exists()
-    files = sorted(source.glob("*.gguf")) if in_folder else [source] if source.suffix == ".gguf" else []
-    if not files or not files[0].is_file():
-        return
-    try:
-        size = f"{4 * sum(int(tensor.n_elements) for tensor in GGUFReader(files[0]).tensors) / 1e9:.1f} GB"
-    except (ValueError, IndexError, OSError):
-        size = "many times its size"
-    raise BackboneError(f"{files[0].name} is a GGUF file, which would take {size} of memory in fp32; name the folder "
-                        "or hub id of the original model instead.")
+def tolerance(dtype: torch.dtype) -> float:
+    """By how much, as a share of the largest logit, two right ways to run a model may differ."""
+    return SELF_CHECK_TOLERANCE if torch.finfo(dtype).bits < 32 else SELF_CHECK_TOLERANCE_EXACT
+
+
+def local_folder(source: str | Path) -> Path:
+    """The folder of a model whose files are here, fetched if `source` is a hub id or a published name. Raises
+    ValueError."""
+    repository = PUBLISHED[str(source)].backbone if str(source) in PUBLISHED else str(source)
+    if not hub.is_id(repository):
+        return Path(repository)
+    folder = hub.small_files(repository)
+    hub.weights(repository, folder)
+    return folder
 
 
 def _layer_kinds(model: PreTrainedModel) -> tuple[str, ...]:

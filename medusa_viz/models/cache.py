@@ -64,13 +64,15 @@ class TreeCache(Cache):
             layer.keys, layer.values = (self._grown(old) for old in (layer.keys, layer.values))
 
     @torch.inference_mode()
-    def commit(self, rows: list[int]) -> None:
-        """Keep the scratch rows with these numbers (ascending, 0 = first behind the prefix), in this order."""
+    def commit(self, rows: list[int], index: torch.Tensor | None = None) -> None:
+        """Keep the scratch rows with these numbers (ascending, 0 = first behind the prefix), in this order. `index`
+        may begin with the same numbers, where they lie on the device already."""
         if rows != list(range(len(rows))):  # a chain accepted from its first row on lies right already
-            for layer in self._filled():
-                index = torch.tensor(rows, device=layer.keys.device) + self.length
-                for buffer in (layer.keys, layer.values):
-                    buffer[:, :, self.length : self.length + len(rows)] = buffer[:, :, index]
+            for buffer in self._buffers():
+                if index is None:
+                    index = torch.tensor(rows, device=buffer.device)
+                kept = buffer.index_select(-2, index[: len(rows)].to(buffer.device) + self.length)
+                buffer[..., self.length : self.length + len(rows), :] = kept
         self.length += len(rows)
 
     def truncate(self, length: int) -> None:
@@ -80,6 +82,10 @@ class TreeCache(Cache):
     @property
     def bytes(self) -> int:
         return sum(layer.keys.nbytes + layer.values.nbytes for layer in self._filled())
+
+    def _buffers(self) -> list[torch.Tensor]:
+        """Keys and values, rows in the last dimension but one."""
+        return [buffer for layer in self._filled() for buffer in (layer.keys, layer.values)]
 
     def _filled(self) -> list[_TreeLayer]:
         return [layer for layer in self.layers if layer.is_initialized]

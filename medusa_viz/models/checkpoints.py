@@ -1,34 +1,35 @@
-"""Heads on disk: a safetensors file and a config beside it.
+"""Heads on disk: found in a file, a folder or a repository on the hub, checked, loaded, and written again.
 
-Keys are those of the published residual-block layout, `{head}.{layer}.linear.weight|bias` with heads from 0, plus
-`{head}.{layers}.weight` where a head owns its output matrix, plus `draft_vocabulary` (int32 ids). The file is the
-truth: counts come from its keys, and a config that disagrees is reported.
+Layouts of the keys are in `layouts`. The file is the truth: counts come from its keys, a config that disagrees is
+reported, and sizes are compared from headers before any large tensor is read.
 """
 
 from __future__ import annotations
 
 import json
-import re
+import shutil
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import torch
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HfHubHTTPError
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
+from medusa_viz.models import hub, layouts
+from medusa_viz.models.adapter import ADAPTER_WEIGHTS, is_adapter
 from medusa_viz.models.heads import HeadsError, MedusaHeads
+from medusa_viz.models.tensors import TensorFile, TensorFileError
 
-WEIGHTS_NAME = "medusa_lm_head.safetensors"
+WEIGHTS_NAME = layouts.LAYOUTS["medusa"].file
+PICKLE_NAME = layouts.LAYOUTS["medusa-pt"].file
 CONFIG_NAME = "config.json"
-DRAFT_VOCABULARY = "draft_vocabulary"
-MAX_PADDING = 1024  # own output matrices may have this many rows more than the backbone, rounded up by their trainer
-_PREFIXES = ("model.", "module.", "medusa_heads.", "medusa_head.")
-_LINEAR = re.compile(r"(\d+)\.(\d+)\.linear\.(weight|bias)")
-_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-_OUTPUT = re.compile(r"(\d+)\.(\d+)\.weight")
+_COUNTS = {"num_heads": "medusa_num_heads", "num_medusa_heads": "medusa_num_heads",
+           "num_medusa_layers": "medusa_num_layers"}  # other layouts' names for the counts
+
+
+class NoHeadsError(HeadsError):
+    """A place that exists and holds no heads."""
 
 
 @dataclass(frozen=True)
@@ -63,114 +64,144 @@ class LoadedHeads:
     config: HeadsConfig
     report: LoadReport
     source: str
+    dtype: torch.dtype = torch.float32
+    """In which they are stored."""
+    folder: Path | None = None
+    """Where their files lie on this machine."""
+
+    @property
+    def base(self) -> str:
+        """The backbone that they were trained on, as their config names it; empty where that says nothing here."""
+        return _named_base(self.config)
 
 
-def save(folder: Path, heads: MedusaHeads, config: HeadsConfig, dtype: torch.dtype = torch.float16) -> Path:
-    """Write weights (in `dtype`) and config; returns the weights file."""
-    folder.mkdir(parents=True, exist_ok=True)
-    tensors: dict[str, Tensor] = {}
-    for h in range(heads.heads):
-        for layer in range(heads.layers):
-            tensors[f"{h}.{layer}.linear.weight"] = heads.weight[layer, h].detach().to("cpu", dtype).contiguous()
-            tensors[f"{h}.{layer}.linear.bias"] = heads.bias[layer, h].detach().to("cpu", dtype).contiguous()
-        if heads.output is not None:
-            tensors[f"{h}.{heads.layers}.weight"] = heads.output[h].detach().to("cpu", dtype).contiguous()
-    if heads.draft_ids is not None:
-        tensors[DRAFT_VOCABULARY] = heads.draft_ids.to("cpu", torch.int32)
-    save_file(tensors, folder / WEIGHTS_NAME)
-    (folder / CONFIG_NAME).write_text(json.dumps(asdict(config), indent=1, ensure_ascii=False) + "\n", "utf-8")
-    return folder / WEIGHTS_NAME
+# ------------------------------------------------------------------------------------------------------------- writing
 
 
-def load(source: str | Path, hidden_size: int, vocab_size: int, dtype: torch.dtype = torch.float32) -> LoadedHeads:
-    """Read heads from a folder, a .safetensors file or a hub id and check them against a backbone's sizes.
+def save(folder: Path, heads: MedusaHeads, config: HeadsConfig, dtype: torch.dtype = torch.float16,
+         layout: str = "medusa", lm_head: Tensor | None = None, base: Path | None = None) -> Path:
+    """Write weights (in `dtype`) and config in a layout of `layouts`; returns the weights file.
 
-    `dtype` is the backbone's, which the heads will be cast to: a notice says where that loses precision.
-    Raises HeadsError in one sentence for anything missing, misshapen or unknown; no head is ever left random.
+    `lm_head` is the backbone's matrix, for layouts that want one where the heads have none; `base` the backbone's
+    folder, which a Medusa-2 folder takes in.
     """
-    path = _weights_path(str(source))
+    target = folder / layouts.LAYOUTS[layout].file
+    tensors = layouts.tensors_of(heads, layout, dtype, lm_head)
+    known = {name: value for name, value in asdict(config).items() if value is not None}
+    sizes = {} if heads.output is None or heads.draft_ids is not None else {"vocab_size": heads.output.shape[1]}
+    facts = layouts.config_of(heads, layout, {"hidden_size": heads.hidden_size, **sizes, **known})
+    folder.mkdir(parents=True, exist_ok=True)
+    if layout == "medusa-2":
+        facts |= _take_in(base, folder, target.name, tensors)
+    if target.suffix == ".pt":
+        torch.save(tensors, target)
+    else:
+        save_file(tensors, target, {"format": "pt"})
+    (folder / CONFIG_NAME).write_text(json.dumps(facts, indent=1, ensure_ascii=False) + "\n", "utf-8")
+    return target
+
+
+def _take_in(base: Path | None, folder: Path, name: str, tensors: dict[str, Tensor]) -> dict[str, object]:
+    """Copy a backbone's files into `folder` with an index that also lists the heads; the backbone's config."""
+    single = hub.WHOLE[0]
+    if base is None or not ((base / single).is_file() or (base / hub.INDICES[0]).is_file()):
+        raise HeadsError("The medusa-2 layout holds the backbone too: name with --model one whose weights are "
+                         "safetensors files.")
+    index = hub.shards_of(base)
+    if not index:  # a single file of the usual name would be read without its index
+        index = dict.fromkeys(TensorFile(base / single).shapes, "model-backbone.safetensors")
+        shutil.copyfile(base / single, folder / "model-backbone.safetensors")
+    for shard in set(index.values()) & {path.name for path in base.iterdir()}:
+        shutil.copyfile(base / shard, folder / shard)
+    for path in hub.small_in(base):
+        shutil.copyfile(path, folder / path.name)
+    index |= dict.fromkeys(tensors, name)
+    (folder / hub.INDICES[0]).write_text(json.dumps({"metadata": {}, "weight_map": index}, indent=1), "utf-8")
+    return json.loads((base / CONFIG_NAME).read_text("utf-8"))
+
+
+# ------------------------------------------------------------------------------------------------------------- reading
+
+
+def load(source: str | Path, hidden_size: int | None = None, vocab_size: int | None = None,
+         dtype: torch.dtype | None = None, report: hub.Report | None = None) -> LoadedHeads:
+    """Read heads from a folder, a file or a hub id, in any layout, and check them against a backbone's sizes.
+
+    `dtype` is the backbone's, which the heads will be cast to: a notice says where that loses precision. Without
+    sizes and dtype the file's own hold. Raises HeadsError in one sentence for anything missing, misshapen or unknown;
+    no head is ever left random.
+    """
     try:
-        tensors = load_file(path)
-    except (SafetensorError, OSError, ValueError) as error:
-        raise HeadsError(f"The heads file {path} cannot be read ({str(error).splitlines()[0]:.120}).") from error
-    config, notices = _read_config(path.with_name(CONFIG_NAME))
-    module, report = from_tensors(tensors, config, hidden_size, vocab_size)
-    stored = tensors[report.used[0]].dtype
-    if torch.promote_types(stored, dtype) != dtype:
+        files = [TensorFile(path) for path in _locate(str(source), report)]
+    except (hub.HubError, TensorFileError) as error:
+        raise HeadsError(str(error)) from error
+    shapes = {name: shape for file in files for name, shape in file.shapes.items()}
+    config, is_shared, notices = _read_config(files[0].path.with_name(CONFIG_NAME))
+    found = layouts.find(shapes, is_shared)
+    if not found:
+        raise HeadsError("No Medusa head was found; the file's first keys are "
+                         f"{', '.join(sorted(shapes)[:3]) or 'none'}.")
+    hidden = hidden_size or shapes[found.linear[0, 0, "weight"]][0]
+    vocabulary = vocab_size or (config.vocab_size if found.ids else None)
+    base = _named_base(config)
+    owner = f"{base}, which --model can name" if base else "another model, which their config does not name"
+    notices += layouts.check(found, shapes, hidden, vocabulary, owner)
+    tensors = {name: tensor for file in files
+               for name, tensor in file.read(name for name in found.keys if name in file.shapes).items()}
+    module = layouts.build(found, tensors, hidden, vocabulary)
+    stored = tensors[found.keys[0]].dtype
+    if dtype and torch.promote_types(stored, dtype) != dtype:
         notices.append(f"the heads are stored in {_name(stored)} and rounded to the backbone's {_name(dtype)}")
     if len(config.accuracy) > module.heads:
         notices.append(f"the accuracy table has {len(config.accuracy)} rows; the {module.heads} heads' are used")
         config = replace(config, accuracy=config.accuracy[: module.heads])
-    return LoadedHeads(module, config, replace(report, notices=notices + report.notices), str(source))
+    unused = _unused(found, files, shapes)
+    notices += _notices(config, found, unused)
+    return LoadedHeads(module, config, LoadReport(found.keys, unused, [], notices), str(source), stored,
+                       files[0].path.parent)
 
 
-def from_tensors(tensors: dict[str, Tensor], config: HeadsConfig, hidden_size: int, vocab_size: int
-                 ) -> tuple[MedusaHeads, LoadReport]:
-    """Heads from tensors in the published layouts, under any of their prefixes."""
-    named = _named(tensors)
-    linear = {name: _LINEAR.fullmatch(name) for name in named if _LINEAR.fullmatch(name)}
-    output = {name: _OUTPUT.fullmatch(name) for name in named if _OUTPUT.fullmatch(name)}
-    if not linear:
-        raise HeadsError("No Medusa head was found; the file's first keys are "
-                         f"{', '.join(sorted(tensors)[:3]) or 'none'}.")
-    heads = 1 + max(int(match[1]) for match in (*linear.values(), *output.values()))
-    layers = 1 + max(int(match[2]) for match in linear.values())
-    wanted = [f"{h}.{layer}.linear.{part}" for h in range(heads) for layer in range(layers)
-              for part in ("weight", "bias")]
-    owned = [f"{h}.{layers}.weight" for h in range(heads) if f"{h}.{layers}.weight" in output]
-    missing = [name for name in wanted if name not in linear]
-    if missing:
-        raise HeadsError(f"The heads file lacks {missing[0]} (head {missing[0].split('.')[0]} of {heads}, counted "
-                         f"from 0){f' and {len(missing) - 1} more' if len(missing) > 1 else ''}; "
-                         "heads with missing tensors would draft noise.")
-    if output and len(owned) < heads:
-        odd = [str(h) for h in range(heads) if f"{h}.{layers}.weight" not in owned]
-        raise HeadsError(f"Some heads own an output matrix and head {', '.join(odd)} (from 0) does not; "
-                         "all must, or none.")
-    draft_ids = _draft_ids(tensors, vocab_size)
-    rows = vocab_size if draft_ids is None else len(draft_ids)
-    parts = {name: tensors[named[name]] for name in wanted + owned}
-    padded = _cut_padding(parts, owned, rows)
-    _check_shapes(parts, hidden_size, rows)
-
-    module = MedusaHeads(heads, hidden_size, layers, draft_ids,
-                         torch.stack([parts[name] for name in owned]) if owned else None)
-    with torch.no_grad():
-        for h in range(heads):
-            for layer in range(layers):
-                module.weight[layer, h] = parts[f"{h}.{layer}.linear.weight"]
-                module.bias[layer, h] = parts[f"{h}.{layer}.linear.bias"]
-    used = [named[name] for name in wanted + owned] + [DRAFT_VOCABULARY] * (draft_ids is not None)
-    unused = sorted(set(tensors) - set(used))
-    return module, LoadReport(used, unused, [], padded + _notices(config, heads, layers, unused))
+def _locate(source: str, report: hub.Report | None) -> list[Path]:
+    """The files that hold the heads, fetched if `source` is a hub id: a heads file, or parts of a full model."""
+    folder = Path(source)
+    if folder.is_file():
+        return [folder]
+    is_remote = hub.is_id(source)
+    if is_remote:
+        folder = hub.fetch(source, [*hub.SMALL, WEIGHTS_NAME], report)
+    get = partial(hub.fetch, source, report=report) if is_remote else lambda names: folder
+    if is_adapter(folder):
+        get([ADAPTER_WEIGHTS])
+    for name in (WEIGHTS_NAME, PICKLE_NAME):
+        if (folder / name).is_file() or (get([name]) / name).is_file():
+            return [folder / name]
+    if shards := hub.shards_of(folder):
+        if names := sorted({shards[key] for key in layouts.among(shards)}):
+            get(names)
+            return [folder / name for name in names]
+        raise NoHeadsError(f"There are no Medusa heads at {source}: its index lists none.")
+    for name in (*hub.WHOLE, layouts.LAYOUTS["tensorrt-llm"].file):
+        if is_remote and (names := hub.names_in(source, name)) is not None and not layouts.among(names):
+            continue  # its header, asked for before the file, lists no heads
+        if (get([name]) / name).is_file() and layouts.among(TensorFile(folder / name).shapes):
+            return [folder / name]
+    raise NoHeadsError(f"There are no Medusa heads at {source}: {WEIGHTS_NAME} is not there, nor a full model that "
+                       "holds some.")
 
 
-def _weights_path(source: str) -> Path:
-    """The weights file in a folder, of that name, or in a repository on the hub, fetched with its config."""
-    path = Path(source)
-    if path.is_file():
-        return path
-    if not path.exists() and _HUB_ID.fullmatch(source):
-        try:
-            path = Path(snapshot_download(source, allow_patterns=[WEIGHTS_NAME, CONFIG_NAME]))
-        except (OSError, ValueError, HfHubHTTPError) as error:
-            raise HeadsError(f"The heads {source} are no folder here and could not be had from the hub "
-                             f"({str(error).splitlines()[0]:.120}).") from error
-    path /= WEIGHTS_NAME
+def _read_config(path: Path) -> tuple[HeadsConfig, bool, list[str]]:
+    """What the config beside the heads says, whether one matrix stands for the backbone's, and notices."""
     if not path.is_file():
-        raise HeadsError(f"There are no Medusa heads at {source}: {WEIGHTS_NAME} is not there.")
-    return path
-
-
-def _read_config(path: Path) -> tuple[HeadsConfig, list[str]]:
-    if not path.is_file():
-        return HeadsConfig(), [f"no {CONFIG_NAME} beside the heads; counts are taken from the tensors"]
+        return HeadsConfig(), False, [f"no {CONFIG_NAME} beside the heads; counts are taken from the tensors"]
     try:
         data = json.loads(path.read_text("utf-8"))
+        if not isinstance(data, dict):
+            raise ValueError("it is no object")
+        data = {name: data[other] for other, name in _COUNTS.items() if other in data} | data
         known = {name: data[name] for name in HeadsConfig.__dataclass_fields__ if name in data}
-        if not isinstance(data, dict) or not _is_accuracy(known.get("accuracy", [])):
-            raise ValueError("it is no object, or its accuracy is no table of shares")
-        return HeadsConfig(**known), []
+        if not _is_accuracy(known.get("accuracy", [])):
+            raise ValueError("its accuracy is no table of shares")
+        return HeadsConfig(**known), data.get("original_lm_head") is True, []
     except (ValueError, TypeError, RecursionError) as error:
         raise HeadsError(f"{path} is not a readable heads config ({error}).") from error
 
@@ -181,65 +212,33 @@ def _is_accuracy(table: object) -> bool:
         for row in table)
 
 
-def _named(tensors: dict[str, Tensor]) -> dict[str, str]:
-    """The file's key by the name without prefix."""
-    named: dict[str, str] = {}
-    for key in tensors:
-        if (name := _stripped(key)) in named:
-            raise HeadsError(f"The heads file holds {name} twice, as {named[name]} and as {key}.")
-        named[name] = key
-    return named
+def _named_base(config: HeadsConfig) -> str:
+    """The backbone that a config names; empty for nothing, `N/A` and folders of somebody else's disk."""
+    name = str(config.base_model_name_or_path or "").strip()
+    is_path = name.startswith(("/", ".", "~")) or "\\" in name or name.count("/") > 1
+    return "" if name.lower() in ("n/a", "none") or (is_path and not Path(name).is_dir()) else name
+
+
+def _unused(found: layouts.Found, files: list[TensorFile], shapes: dict[str, tuple[int, ...]]) -> list[str]:
+    """Tensors that nothing reads. In a full model the backbone's own are not counted among them."""
+    rest = sorted(set(shapes) - set(found.keys))
+    is_whole = found.pattern is not layouts.VLLM and files[0].path.name not in (WEIGHTS_NAME, PICKLE_NAME)
+    return [name for name in rest if "medusa" in name] if is_whole else rest
 
 
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _cut_padding(parts: dict[str, Tensor], owned: list[str], rows: int) -> list[str]:
-    """Cut output matrices that were rounded up to more rows than the vocabulary has ids; a notice if so."""
-    extra = {name: len(parts[name]) - rows for name in owned if 0 < len(parts[name]) - rows <= MAX_PADDING}
-    for name in extra:
-        parts[name] = parts[name][:rows]
-    return [f"the output matrices have {max(extra.values())} rows more than the vocabulary; those are never drafted"
-            ] if extra else []
-
-
-def _stripped(key: str) -> str:
-    changed = True
-    while changed:
-        changed = False
-        for prefix in _PREFIXES:
-            if key.startswith(prefix):
-                key, changed = key.removeprefix(prefix), True
-    return key
-
-
-def _draft_ids(tensors: dict[str, Tensor], vocab_size: int) -> Tensor | None:
-    ids = tensors.get(DRAFT_VOCABULARY)
-    if ids is None:
-        return None
-    ids = ids.long()
-    if ids.dim() != 1 or not len(ids) or (ids[1:] <= ids[:-1]).any() or ids[0] < 0 or ids[-1] >= vocab_size:
-        raise HeadsError(f"The draft vocabulary must list rising ids below {vocab_size}; this one does not.")
-    return ids
-
-
-def _check_shapes(tensors: dict[str, Tensor], hidden: int, rows: int) -> None:
-    for name, tensor in tensors.items():
-        expected = (hidden,) if name.endswith("bias") else (hidden, hidden) if "linear" in name else (rows, hidden)
-        if tuple(tensor.shape) != expected:
-            raise HeadsError(f"The heads tensor {name} has shape {list(tensor.shape)}, but this backbone needs "
-                             f"{list(expected)}: these heads belong to another model.")
-        if not tensor.isfinite().all():
-            raise HeadsError(f"The heads tensor {name} holds NaN or infinite numbers.")
-
-
-def _notices(config: HeadsConfig, heads: int, layers: int, unused: list[str]) -> list[str]:
+def _notices(config: HeadsConfig, found: layouts.Found, unused: list[str]) -> list[str]:
     notices = []
-    if config.medusa_num_heads not in (None, heads):
-        notices.append(f"the config says {config.medusa_num_heads} heads, the file holds {heads}: {heads} are used")
-    if config.medusa_num_layers not in (None, layers):
-        notices.append(f"the config says {config.medusa_num_layers} layers, the file holds {layers}: {layers} are used")
+    for said, stored, what in ((config.medusa_num_heads, found.heads, "heads"),
+                               (config.medusa_num_layers, found.layers, "layers")):
+        if said not in (None, stored):
+            notices.append(f"the config says {said} {what}, the file holds {stored}: {stored} are used")
+    if found.one_output:
+        notices.append(f"{found.output[0]} is a copy of the backbone's output matrix, which is used itself")
+        unused = [name for name in unused if name != found.output[0]]
     if unused:
         notices.append(f"{len(unused)} tensors were not used, the first is {unused[0]}")
     return notices

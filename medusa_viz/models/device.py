@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 import torch
 
+from medusa_viz.models.memory import QUANTISED
+
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+QUANTISER = "bitsandbytes==0.50.2"
 
 
 class DeviceError(ValueError):
@@ -15,16 +21,18 @@ class DeviceError(ValueError):
 
 @dataclass(frozen=True)
 class Placement:
-    """Where the model runs and in which precision."""
+    """Where the model runs and in which precision. Where the backbone's linears are `quantised` (8bit or 4bit), `dtype`
+    is that of everything else: activations, LM head, cache and Medusa heads."""
 
     device: torch.device
     dtype: torch.dtype
     reason: str
+    quantised: str = ""
 
     @property
     def dtype_name(self) -> str:
         names = {dtype: name for name, dtype in DTYPES.items()}
-        return names.get(self.dtype, str(self.dtype).removeprefix("torch."))
+        return self.quantised or names.get(self.dtype, str(self.dtype).removeprefix("torch."))
 
     @property
     def device_name(self) -> str:
@@ -35,19 +43,30 @@ class Placement:
 
 
 def choose(device: str = "auto", dtype: str = "auto") -> Placement:
-    """Placement for `device` (auto, cpu, cuda, cuda:0, mps) and `dtype` (auto, fp32, bf16, fp16)."""
-    if dtype != "auto" and dtype not in DTYPES:
-        raise DeviceError(f"dtype {dtype!r} is not known; choose auto, {', '.join(DTYPES)}.")
+    """Placement for `device` (auto, cpu, cuda, cuda:0, mps) and `dtype` (auto, fp32, bf16, fp16, 8bit, 4bit)."""
+    if dtype not in ("auto", *DTYPES, *QUANTISED):
+        raise DeviceError(f"dtype {dtype!r} is not known; choose auto, {', '.join([*DTYPES, *QUANTISED])}.")
     reasons = []
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
         reasons.append("a CUDA device is present" if device == "cuda" else "no CUDA device is present")
     chosen = _device(device)
+    if dtype in QUANTISED:
+        _check_quantiser(chosen, dtype)
+        return Placement(chosen, torch.bfloat16, "; ".join([*reasons, f"{dtype} as asked, computing in bf16"]), dtype)
     if dtype == "auto":
         dtype = "bf16" if chosen.type == "cuda" else "fp32"
         reasons.append("bf16 halves the bytes a CUDA step reads" if dtype == "bf16"
                        else f"fp32 is exact and {'fastest' if chosen.type == 'cpu' else 'safe'} on {chosen.type}")
     return Placement(chosen, DTYPES[dtype], "; ".join(reasons) or "as asked")
+
+
+def _check_quantiser(device: torch.device, dtype: str) -> None:
+    """Refuse, before anything is fetched, a quantised backbone that could not run here."""
+    if device.type != "cuda":
+        raise DeviceError(f"dtype {dtype} needs a CUDA card; on {device.type} choose fp32 or bf16.")
+    if find_spec("bitsandbytes") is None:
+        raise DeviceError(f"dtype {dtype} needs the package bitsandbytes: install it with `pip install {QUANTISER}`.")
 
 
 def _device(name: str) -> torch.device:

@@ -7,16 +7,15 @@ ours that only this copy of the model's modules and config names; the weights ar
 
 from __future__ import annotations
 
-import copy
-
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.cache_utils import Cache, CacheLayerMixin
 from transformers.masking_utils import eager_mask
 
-from medusa_viz.models.backbone import Backbone, BackboneError
+from medusa_viz.models.backbone import Backbone
 from medusa_viz.models.cache import TreeCache
+from medusa_viz.models.copies import own_copy
 
 GROUPED = "medusa_viz_grouped"
 BLOCK = 64  # cache rows are made, and attention windows widened, in blocks of this many positions
@@ -130,7 +129,7 @@ class RowBackbone(Backbone):
     """A backbone's own weights behind modules and config of their own, with grouped attention where it agrees."""
 
     def __init__(self, backbone: Backbone) -> None:
-        super().__init__(_own_copy(backbone.model), backbone.placement, backbone.name)
+        super().__init__(own_copy(backbone.model), backbone.placement, backbone.name)
         self.attention = self._choose_attention(backbone)
 
     def new_row_cache(self, prefix: list[int], rows: int, capacity: int) -> RowCache:
@@ -187,15 +186,3 @@ class RowBackbone(Backbone):
                 reason = f"failed: {str(fault).splitlines()[0]:.80}"
             self.model.set_attn_implementation(own)
         return f"{own} attention (grouped attention {reason})"
-
-
-def _own_copy(model: nn.Module) -> nn.Module:
-    """A copy of modules and config that shares every tensor. Leaf modules are shared whole: packed linears cannot
-    be copied, and no leaf reads the attention's name."""
-    leaves = [module for module in model.modules() if next(module.children(), None) is None]
-    shared = [*model.parameters(), *model.buffers(), *leaves]
-    try:
-        return copy.deepcopy(model, {id(part): part for part in shared})
-    except (RuntimeError, TypeError) as error:
-        raise BackboneError(f"{type(model).__name__} cannot write several texts at once: "
-                            f"{str(error).splitlines()[0]:.120}") from error

@@ -255,7 +255,7 @@ def _save(job: Job, trainer: Trainer, facts: dict, scores: dict[str, evaluate.Sc
     """Heads and adapter in fp16, the heads' config, and a model card made from the same facts."""
     module = trainer.task.module
     trained = facts | {name: value for name, value in trainer.settings.decisive.items()
-                       if name not in ("heads", "layers", "draft_vocabulary")}
+                       if name not in ("heads", "layers", "draft_vocabulary", "tokens")}
     trained |= {"date": time.strftime("%Y-%m-%d"), "seconds": round(trainer.seconds), "torch": torch.__version__,
                 "device": job.backbone.placement.device_name, "command": job.command}
     table = evaluate.table_to_ship({name: score.accuracy for name, score in scores.items()})

@@ -7,134 +7,24 @@ draft vocabulary is a miss. The ranks are kept, so that any tree can be replayed
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from medusa_viz.decoding.settings import MAX_RANKS
-from medusa_viz.models.backbone import Backbone
-from medusa_viz.models.heads import Drafter
+from medusa_viz.decoding.tree import TreeShape
 from medusa_viz.tuning.builders import sparse
-from medusa_viz.tuning.replay import NOT_RANKED, RankTable, steps_per_reply
+from medusa_viz.tuning.replay import RankTable, scorable, steps_per_reply, subset
 
-KEPT_RANKS = 64
-BATCH_TOKENS = 2048  # padded tokens per forward
-CHUNK = 256  # positions whose logits exist at once, for all heads
 RESAMPLES = 2_000
 CONFIDENCE = 0.95
+RANKS_NAME = "ranks.npz"
+"""The rank table that lies beside heads, where one was made for them."""
 
 INTERVALS = f"{CONFIDENCE:.0%} percentile intervals of {RESAMPLES:,} bootstrap resamples of whole prompts"
-
-
-class Sequences(Protocol):
-    """Token sequences joined in `ids` [N]; sequence i is ids[offsets[i]:offsets[i+1]], its reply starts at
-    reply_start[i] inside it."""
-
-    ids: np.ndarray
-    offsets: np.ndarray
-    reply_start: np.ndarray
-
-
-# -------------------------------------------------------------------------------------------------------------- ranks
-
-
-@torch.inference_mode()
-def rank_replies(backbone: Backbone, drafter: Drafter, replies: Sequences,
-                 progress: Callable[[int, int], None] = lambda done, total: None) -> RankTable:
-    """Rank of every reply token under every head, by one teacher-forced pass.
-
-    `progress` hears of positions done and positions in all. A rank counts the draftable tokens with a larger logit,
-    and those with an equal one and a lower id; from KEPT_RANKS on it is NOT_RANKED.
-    """
-    starts = np.maximum(replies.reply_start, 1)
-    lengths = np.maximum(np.diff(replies.offsets) - starts, 0)
-    first_rows = np.cumsum(lengths) - lengths
-    ranks = np.full((int(lengths.sum()), drafter.heads), NOT_RANKED, np.uint8)
-    place_of = _draft_places(drafter, backbone.vocab_size)
-    done = 0
-    for batch in _batches(np.diff(replies.offsets)):
-        texts = [_text(replies, i) for i in batch]
-        for i, ids, hidden in zip(batch, texts, forced_states(backbone, texts)):
-            drafting = hidden[starts[i] - 1 : starts[i] - 1 + lengths[i]]
-            targets = _targets(place_of[ids], int(starts[i]), int(lengths[i]), drafter.heads)
-            ranks[first_rows[i] : first_rows[i] + lengths[i]] = _ranks(drafter, drafting, targets)
-            done += int(lengths[i])
-        progress(done, len(ranks))
-    return RankTable(ranks, lengths)
-
-
-def _text(replies: Sequences, i: int) -> Tensor:
-    return torch.from_numpy(replies.ids[replies.offsets[i] : replies.offsets[i + 1]].astype(np.int64))
-
-
-def forced_states(backbone: Backbone, texts: Sequence[Tensor]) -> Iterator[Tensor]:
-    """What the LM head reads at every token of every text: [length, d] each. Texts are padded on the right, where
-    causal attention never looks, so no mask is needed."""
-    padded = torch.nn.utils.rnn.pad_sequence(list(texts), batch_first=True).to(backbone.device)
-    captured: list[Tensor] = []
-
-    def keep_input(_: torch.nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor]:
-        captured.append(inputs[0])
-        return (inputs[0][:, :1],)  # the logits are not wanted; one row keeps the forward going
-
-    handle = backbone.lm_head.register_forward_pre_hook(keep_input)
-    try:
-        backbone.model(input_ids=padded, use_cache=False)
-    finally:
-        handle.remove()
-    return (states[: len(ids)] for ids, states in zip(texts, captured[0]))
-
-
-def _batches(lengths: np.ndarray) -> Iterator[list[int]]:
-    """Sequences of like length together, longest first."""
-    batch: list[int] = []
-    for i in np.argsort(-lengths, kind="stable").tolist():
-        if batch and lengths[batch[0]] * (len(batch) + 1) > BATCH_TOKENS:
-            yield batch
-            batch = []
-        batch.append(i)
-    if batch:
-        yield batch
-
-
-def _draft_places(drafter: Drafter, vocab_size: int) -> Tensor:
-    """Row of each vocabulary id among the drafting rows; -1 where heads cannot draft it."""
-    if drafter.draft_ids is None:
-        return torch.arange(vocab_size)
-    places = torch.full((vocab_size,), -1)
-    places[drafter.draft_ids.cpu()] = torch.arange(drafter.choices)
-    return places
-
-
-def _targets(places: Tensor, start: int, length: int, heads: int) -> Tensor:
-    """[K, length]: what head k should have named at the step whose root is reply token i; -1 past the end."""
-    padded = torch.cat([places[start:], torch.full((heads,), -1)])
-    return torch.stack([padded[k : k + length] for k in range(1, heads + 1)])
-
-
-def _ranks(drafter: Drafter, hidden: Tensor, targets: Tensor) -> np.ndarray:
-    """uint8 [positions, K]."""
-    parts = []
-    for first in range(0, len(hidden), CHUNK):
-        logits = drafter.logits(hidden[first : first + CHUNK])  # [K, positions, V']
-        target = targets[:, first : first + CHUNK].to(logits.device)[..., None]
-        wanted = logits.gather(2, target.clamp_min(0))
-        rank = (logits > wanted).sum(-1)
-        candidate = (target[..., 0] >= 0) & (rank < KEPT_RANKS)
-        k, position = candidate.nonzero(as_tuple=True)
-        before = torch.arange(logits.shape[2], device=logits.device) < target[k, position]
-        rank[k, position] += ((logits[k, position] == wanted[k, position]) & before).sum(-1)
-        rank = torch.where(candidate & (rank < KEPT_RANKS), rank, NOT_RANKED)
-        parts.append(rank.T.to("cpu", torch.uint8).numpy())
-    return np.concatenate(parts) if parts else np.zeros((0, drafter.heads), np.uint8)
-
-
-# ------------------------------------------------------------------------------------------------------------ accuracy
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,28 +41,35 @@ class Accuracy:
         return self.share[:, :n].sum(1)
 
 
-def scorable(table: RankTable) -> np.ndarray:
-    """bool [P, K]: the token that head k should have named lies inside the reply."""
-    left = np.concatenate([np.arange(n, 0, -1) for n in table.lengths] or [np.zeros(0, np.int64)])
-    return left[:, None] > np.arange(1, table.ranks.shape[1] + 1)
-
-
 def accuracy(table: RankTable, prompts: np.ndarray | None = None, ranks: int = MAX_RANKS, seed: int = 0) -> Accuracy:
     """Accuracy of the first `ranks` ranks. `prompts` [replies] says which replies answer the same prompt and are
     resampled together; without it each answers its own."""
     prompts = np.arange(len(table.lengths)) if prompts is None else prompts
-    owner = np.repeat(prompts, table.lengths)
-    heads, n = table.ranks.shape[1], int(prompts.max(initial=-1)) + 1
-    counts = scorable(table)
-    hits = np.zeros((n, heads, ranks))
-    seen = np.zeros((n, heads, 1))
-    for k in range(heads):
-        seen[:, k, 0] = np.bincount(owner[counts[:, k]], minlength=n)
-        for i in range(ranks):
-            hits[:, k, i] = np.bincount(owner[counts[:, k] & (table.ranks[:, k] == i)], minlength=n)
+    hits, seen = _hits(table, prompts, ranks)
     share = hits.sum(0) / np.maximum(seen.sum(0), 1)
     low, high = _interval(hits, seen, seed)
     return Accuracy(share, low, high, tuple(int(count) for count in seen.sum(0)[:, 0]))
+
+
+def shares(table: RankTable, ranks: int = MAX_RANKS) -> list[list[float]]:
+    """a_k(i) alone, as builders take it: K lists of `ranks` shares."""
+    hits, seen = _hits(table, np.zeros(len(table.lengths), np.int64), ranks)
+    return (hits.sum(0) / np.maximum(seen.sum(0), 1)).tolist()
+
+
+def _hits(table: RankTable, prompts: np.ndarray, ranks: int) -> tuple[np.ndarray, np.ndarray]:
+    """Per prompt, how often each rank of each head was right [prompts, K, ranks], of how many positions
+    [prompts, K, 1]."""
+    owner = np.repeat(prompts, table.lengths)
+    heads, n = table.ranks.shape[1], int(prompts.max(initial=-1)) + 1
+    counts = scorable(table)
+    hits, seen = np.zeros((n, heads, ranks)), np.zeros((n, heads, 1))
+    for k in range(heads):
+        seen[:, k, 0] = np.bincount(owner[counts[:, k]], minlength=n)
+        right = counts[:, k] & (table.ranks[:, k] < ranks)
+        places = owner[right] * ranks + table.ranks[right, k]
+        hits[:, k] = np.bincount(places, minlength=n * ranks).reshape(n, ranks)
+    return hits, seen
 
 
 def _interval(part: np.ndarray, whole: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -194,7 +91,7 @@ def _interval(part: np.ndarray, whole: np.ndarray, seed: int) -> tuple[np.ndarra
 
 @dataclass(frozen=True)
 class Rate:
-    """Replayed tokens per step of sparse trees with `nodes` nodes, and its interval."""
+    """Replayed tokens per step of trees of up to `nodes` nodes, and its interval."""
 
     nodes: int
     tokens_per_step: float
@@ -202,50 +99,88 @@ class Rate:
     high: float
 
 
+class Halves:
+    """A rank table in two halves of its replies, so that a tree is judged on text that it was not built from: it looks
+    better on its own than it is. Where `fold` [replies] knows one half only, the table has to judge itself."""
+
+    def __init__(self, table: RankTable, fold: np.ndarray, prompts: np.ndarray | None = None) -> None:
+        self.table, self.prompts = table, prompts
+        self.masks = [fold == half for half in (False, True)] if len(set(fold.tolist())) > 1 else [fold == fold]
+        self.guides = [subset(table, ~mask) for mask in self.masks] if len(self.masks) > 1 else [table]
+        """What trees are built from, to be judged on the replies of the mask in the same place."""
+        self._judges = [subset(table, mask) for mask in self.masks]
+
+    def judge(self, grow: Callable[[int], TreeShape], seed: int = 0) -> Rate:
+        """Tokens per step of trees; `grow(i)` builds one from guide i."""
+        steps, nodes = np.zeros(len(self.table.lengths), np.int64), 0
+        for place, mask in enumerate(self.masks):
+            shape = grow(place)
+            steps[mask] = steps_per_reply(shape, self._judges[place])
+            nodes = max(nodes, shape.nodes)
+        return rate(nodes, self.table.lengths, steps, self.prompts, seed)
+
+
+def rate(nodes: int, tokens: np.ndarray, steps: np.ndarray, prompts: np.ndarray | None = None, seed: int = 0) -> Rate:
+    """Tokens / steps over replies, with the interval over their prompts."""
+    prompts = np.arange(len(tokens)) if prompts is None else prompts
+    committed, taken = np.bincount(prompts, tokens), np.bincount(prompts, steps)
+    low, high = _interval(committed, taken, seed)
+    return Rate(nodes, float(committed.sum() / max(taken.sum(), 1)), float(low), float(high))
+
+
 def cross_replay(table: RankTable, fold: np.ndarray, nodes: Sequence[int], prompts: np.ndarray | None = None,
                  seed: int = 0) -> list[Rate]:
-    """Tokens per step of sparse trees, each built from one half of the replies and replayed on the other.
-
-    `fold` [replies] is False or True. A tree judged on the text that it was built from looks better than it is.
-    """
-    prompts = np.arange(len(table.lengths)) if prompts is None else prompts
-    halves = [subset(table, fold == half) for half in (False, True)]
-    guides = [accuracy(half).share.tolist() for half in halves]
-    rates = []
-    for count in nodes:
-        steps = np.zeros(len(table.lengths), np.int64)
-        for half, guide in ((False, guides[1]), (True, guides[0])):
-            steps[fold == half] = steps_per_reply(sparse(guide, count), halves[int(half)])
-        tokens = np.bincount(prompts, table.lengths)
-        taken = np.bincount(prompts, steps)
-        low, high = _interval(tokens, taken, seed)
-        rates.append(Rate(count, float(tokens.sum() / max(taken.sum(), 1)), float(low), float(high)))
-    return rates
-
-
-def subset(table: RankTable, chosen: np.ndarray) -> RankTable:
-    """The rows of the replies for which `chosen` (bool [replies]) is True."""
-    return RankTable(table.ranks[np.repeat(chosen, table.lengths)], table.lengths[chosen])
+    """Sparse trees with each number of nodes, each built from one half of the replies and replayed on the other."""
+    halves = Halves(table, fold, prompts)
+    guides = [shares(guide) for guide in halves.guides]
+    return [halves.judge(lambda place, count=count: sparse(guides[place], count), seed) for count in nodes]
 
 
 # --------------------------------------------------------------------------------------------------------------- files
 
 
-def save(path: Path, table: RankTable, prompts: np.ndarray, measured: Accuracy, **more: object) -> None:
-    """Write ranks and accuracy as .npz; `more` are further arrays or text that belong to them."""
+@dataclass(frozen=True, eq=False)
+class Calibration:
+    """What `calibrate` knows about heads.
+
+    prompts [replies]: which replies answer the same prompt. fold, bool [replies]: the half that each belongs to.
+    temperatures [K], or empty: what makes each head's own probabilities right. p, float16 [P, K, ranks], or None: how
+    sure each head was of its first tokens at every row of the table, at those temperatures.
+    """
+
+    table: RankTable
+    prompts: np.ndarray
+    fold: np.ndarray
+    temperatures: tuple[float, ...] = ()
+    p: np.ndarray | None = None
+    about: dict = field(default_factory=dict)
+
+
+def save(path: Path, known: Calibration, measured: Accuracy, **more: object) -> None:
+    """Write ranks and accuracy as .npz; `more` are further arrays that belong to them."""
+    sure = {} if known.p is None else {"p": known.p}
     with path.open("wb") as file:
-        np.savez_compressed(file, ranks=table.ranks, lengths=table.lengths, prompt=prompts.astype(np.int32),
-                            accuracy=measured.share, accuracy_low=measured.low, accuracy_high=measured.high,
-                            positions=np.array(measured.positions), **more)
+        np.savez_compressed(file, ranks=known.table.ranks, lengths=known.table.lengths,
+                            prompt=known.prompts.astype(np.int32), fold=known.fold, accuracy=measured.share,
+                            accuracy_low=measured.low, accuracy_high=measured.high,
+                            positions=np.array(measured.positions), temperatures=np.array(known.temperatures),
+                            about=np.array(json.dumps(known.about)), **sure, **more)
 
 
-def load(path: Path) -> tuple[RankTable, np.ndarray]:
-    """Ranks, and which prompt each reply answers, of a file that `save` wrote. Raises ValueError in one sentence."""
+def load(path: Path) -> Calibration:
+    """What `save` wrote. Raises ValueError in one sentence."""
     try:
         with np.load(path, allow_pickle=False) as file:
-            table, prompts = RankTable(file["ranks"], file["lengths"]), file["prompt"]
+            arrays = dict(file)
+        table, prompts = RankTable(arrays["ranks"], arrays["lengths"]), arrays["prompt"].astype(np.int64)
+        about = json.loads(str(arrays.get("about", "{}")))
     except (OSError, ValueError, KeyError, EOFError) as error:
         raise ValueError(f"{path} is no rank table of `calibrate` ({error}).") from error
-    if table.ranks.ndim != 2 or table.lengths.sum() != len(table.ranks) or len(prompts) != len(table.lengths):
+    replies, sure = len(table.lengths), arrays.get("p")
+    fold = arrays.get("fold", prompts % 2 == 1)
+    temperatures = tuple(arrays.get("temperatures", np.zeros(0)).tolist())
+    if table.ranks.ndim != 2 or table.lengths.sum() != len(table.ranks) or not replies == len(prompts) == len(fold):
         raise ValueError(f"{path} is no rank table of `calibrate`: its lengths do not fit its ranks.")
-    return table, prompts
+    if (sure is not None and sure.shape[:2] != table.ranks.shape) or len(temperatures) not in (0, table.ranks.shape[1]):
+        raise ValueError(f"{path} is no rank table of `calibrate`: its probabilities do not fit its ranks.")
+    return Calibration(table, prompts, fold.astype(bool), temperatures, sure, about)

@@ -20,7 +20,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 
 from medusa_viz.decoding.check import equals_greedy
-from medusa_viz.decoding.decoder import PLAIN, decode
+from medusa_viz.decoding.decoder import PLAIN, Tree, decode
 from medusa_viz.decoding.engine import Engine
 from medusa_viz.decoding.metrics import measure
 from medusa_viz.decoding.settings import Acceptance
@@ -28,12 +28,14 @@ from medusa_viz.decoding.tree import TreeShape
 from medusa_viz.models.backbone import Backbone
 from medusa_viz.models.heads import Drafter
 from medusa_viz.models.packed import PackedLinear
+from medusa_viz.tuning.jobs import Job, Progress, finish
 
 METHODS = ("plain", "medusa", "transformers")
 RATIOS = (("plain", "transformers"), ("medusa", "plain"), ("medusa", "transformers"))
 WARM_UP_TOKENS = 8
 BANDWIDTH_BYTES = 256 << 20  # more than caches hold
 BANDWIDTH_ROUNDS = 9
+GREEDY = Acceptance()
 
 
 class BenchError(ValueError):
@@ -99,21 +101,29 @@ def parse_methods(text: str) -> list[str]:
     return names
 
 
-def own_decoder(backbone: Backbone, drafter: Drafter | None, shape: TreeShape) -> Method:
-    """Our decoder with one tree; without nodes it is plain decoding."""
+def own_decoder(backbone: Backbone, drafter: Drafter | None, tree: Tree) -> Method:
+    """Our decoder with one tree, greedily; without nodes it is plain decoding."""
+    return lambda ids, max_new_tokens: finish(stepping(backbone, drafter, tree, ids, max_new_tokens))
 
-    def run(ids: Sequence[int], max_new_tokens: int) -> Run:
-        steps, first_ms, begun = [], 0.0, perf_counter()
-        for step in decode(backbone, drafter, ids, shape, Acceptance(), max_new_tokens):
-            if not steps:  # the first step's own time is no prefill
-                first_ms = (perf_counter() - begun) * 1e3 - step.timings.total
-            steps.append(step)
-        total_ms = (perf_counter() - begun) * 1e3
-        forwards = sum(step.timings.verify is not None for step in steps)
-        return Run([token for step in steps for token in step.tokens], [len(step.tokens) for step in steps], forwards,
-                   first_ms, total_ms - first_ms)
 
-    return run
+def stepping(backbone: Backbone, drafter: Drafter | None, tree: Tree, ids: Sequence[int], max_new_tokens: int,
+             settings: Acceptance = GREEDY) -> Job[Run]:
+    """One run of our decoder; a part is one step. The clock stands still between parts."""
+    steps, first_ms, total_ms = [], 0.0, 0.0
+    decoding = decode(backbone, drafter, ids, tree, settings, max_new_tokens)
+    while True:
+        begun = perf_counter()
+        step = next(decoding, None)
+        total_ms += (perf_counter() - begun) * 1e3
+        if step is None:
+            break
+        if not steps:  # the first step's own time is no prefill
+            first_ms = total_ms - step.timings.total
+        steps.append(step)
+        yield Progress(sum(len(step.tokens) for step in steps), max_new_tokens)
+    forwards = sum(step.timings.verify is not None for step in steps)
+    return Run([token for step in steps for token in step.tokens], [len(step.tokens) for step in steps], forwards,
+               first_ms, total_ms - first_ms)
 
 
 def generate(model: PreTrainedModel, end_ids: Sequence[int]) -> Method:
@@ -154,15 +164,20 @@ class _Clock(BaseStreamer):
 def run_all(methods: dict[str, Method], prompts: Sequence[Sequence[int]], limits: Sequence[int], rounds: int
             ) -> Iterator[tuple[str, int, Run]]:
     """Yields (method, number of the prompt, run), prompt by prompt, `rounds` times; the first runs warm up and are
-    not yielded. The order of methods turns from one prompt to the next."""
+    not yielded."""
     for method in methods.values():
         method(prompts[0], min(limits[0], WARM_UP_TOKENS))
-    names = list(methods)
-    for turn in range(rounds * len(prompts)):
-        number = turn % len(prompts)
+    for name, number in turns(list(methods), len(prompts), rounds):
+        yield name, number, methods[name](prompts[number], limits[number])
+
+
+def turns(names: Sequence[str], prompts: int, rounds: int) -> Iterator[tuple[str, int]]:
+    """(method, number of the prompt), prompt by prompt, `rounds` times; the order of methods turns from one prompt to
+    the next, so that nobody always goes first."""
+    for turn in range(rounds * prompts):
         shift = turn % len(names)
-        for name in names[shift:] + names[:shift]:
-            yield name, number, methods[name](prompts[number], limits[number])
+        for name in [*names[shift:], *names[:shift]]:
+            yield name, turn % prompts
 
 
 def summary(runs: Sequence[Sequence[Run]], differences: Sequence[object]) -> dict:
@@ -187,7 +202,7 @@ def summary(runs: Sequence[Sequence[Run]], differences: Sequence[object]) -> dic
 
 
 def bench(engine: Engine, reference: PreTrainedModel | None, prompts: Sequence[Prompt], names: Sequence[str],
-          shape: TreeShape, max_new_tokens: int, rounds: int, progress: Callable[[], None] = lambda: None) -> dict:
+          tree: Tree, max_new_tokens: int, rounds: int, progress: Callable[[], None] = lambda: None) -> dict:
     """Run the methods and return the result as JSON holds it. `reference` is the model that `transformers` runs;
     `progress` is called after every run."""
     backbone = engine.backbone
@@ -198,7 +213,7 @@ def bench(engine: Engine, reference: PreTrainedModel | None, prompts: Sequence[P
                          "the limit leaves room for fewer.")
     methods: dict[str, Method] = {
         "plain": own_decoder(backbone, None, PLAIN),
-        "medusa": own_decoder(backbone, engine.drafter, shape),
+        "medusa": own_decoder(backbone, engine.drafter, tree),
     }
     if reference is not None:
         methods["transformers"] = generate(reference, backbone.end_ids)
@@ -209,7 +224,7 @@ def bench(engine: Engine, reference: PreTrainedModel | None, prompts: Sequence[P
     results = {name: summary(of_method, [equals_greedy(backbone, of_prompt, of_runs[0].ids)
                                          for of_prompt, of_runs in zip(ids, of_method)])
                for name, of_method in runs.items()}
-    return facts(engine, prompts, shape) | {"max_new_tokens": max_new_tokens, "rounds": rounds, "methods": results,
+    return facts(engine, prompts, tree) | {"max_new_tokens": max_new_tokens, "rounds": rounds, "methods": results,
                                             "ratios": ratios(results)}
 
 
@@ -219,14 +234,15 @@ def ratios(results: dict[str, dict]) -> dict[str, float]:
             for a, b in RATIOS if a in results and b in results}
 
 
-def facts(engine: Engine, prompts: Sequence[Prompt], shape: TreeShape) -> dict:
+def facts(engine: Engine, prompts: Sequence[Prompt], tree: Tree) -> dict:
     """What ran where: no path, no host name."""
     backbone = engine.backbone
     return {
         "device": backbone.placement.device_name, "cpu": cpu_name(), "dtype": backbone.placement.dtype_name,
         "threads": torch.get_num_threads(), "torch": torch.__version__, "linears": backbone.linears,
-        "model": engine.title, "heads": Path(engine.loaded.source).name, "tree_nodes": shape.nodes,
-        "tree": shape.fingerprint, "prompts": len(prompts), "kinds": sorted({prompt.kind for prompt in prompts} - {""}),
+        "model": engine.title, "heads": Path(engine.loaded.source).name, "tree_nodes": tree.nodes,
+        "tree": tree.fingerprint if isinstance(tree, TreeShape) else "another at each step",
+        "prompts": len(prompts), "kinds": sorted({prompt.kind for prompt in prompts} - {""}),
         "bandwidth_gb_s": read_bandwidth(backbone.device), "step_gb": linear_bytes(backbone.model) / 1e9,
     }
 

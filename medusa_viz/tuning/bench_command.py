@@ -26,8 +26,8 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
     parser.add_argument("--prompts", type=Path, default=PROMPTS, metavar="FILE.jsonl",
                         help='JSON lines {"prompt": …, "kind": …} (default: the eight that ship with the project)')
     parser.add_argument("--methods", default="plain,medusa,transformers", help="comma-separated (default: %(default)s)")
-    parser.add_argument("--tree", default="sparse:8", help="Medusa's tree: chain:3, dense:3,2,1, sparse:8 or a JSON "
-                        "file of paths (default: %(default)s)")
+    parser.add_argument("--tree", default="sparse:8", help="Medusa's tree: chain:3, dense:3,2,1, sparse:8, "
+                        "dynamic:8 or a tree file (default: %(default)s)")
     parser.add_argument("--max-new-tokens", type=int, default=96, help="(default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=3, help="times every prompt is decoded (default: %(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result to this file")

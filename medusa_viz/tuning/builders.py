@@ -1,12 +1,13 @@
-"""Builders: from accuracies, walls and a node budget to a tree shape."""
+"""From the heads' accuracies and a node budget to a tree shape, and what a shape is worth by them."""
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
+from itertools import accumulate
 
 from medusa_viz.decoding.settings import MAX_RANKS
-from medusa_viz.decoding.tree import MAX_NODES, Path, TreeError, TreeShape, dense, dense_nodes, from_paths
+from medusa_viz.decoding.tree import Path, TreeShape, dense, from_paths
 
 Accuracy = Sequence[Sequence[float]]
 """a_k(i): chance that exactly rank i of head k is the right token; K rows, one per head, ranks 0.. in order."""
@@ -45,6 +46,28 @@ def sparse(accuracy: Accuracy, budget: int, top_s: Sequence[int] | None = None) 
     return from_paths(chosen)
 
 
+def best_dense(accuracy: Accuracy, budget: int, top_s: Sequence[int] | None = None) -> TreeShape:
+    """The dense tree of at most `budget` nodes, within walls of top-s, of the largest expected accepted length; of
+    equals the one with fewer nodes. All are looked at, but for those that even full further levels could not save."""
+    walls = [len(row) for row in accuracy] if top_s is None else [min(s, len(row)) for s, row in zip(top_s, accuracy)]
+    hit = [[0.0, *accumulate(row[:wall])] for row, wall in zip(accuracy, walls)]  # one of the first s ranks is right
+    more = [0.0]  # the most that all heads from k on can add to a node of value 1
+    for row in reversed(hit):
+        more.insert(0, row[-1] * (1 + more[0]))
+    best: tuple[float, int, tuple[int, ...]] = (0.0, 0, ())
+    pending = [(0.0, 1.0, 1, 0, ())]  # value so far, chance of reaching the last level, its width, nodes, top-s
+    while pending:
+        value, reach, level, nodes, chosen = pending.pop()
+        best = max(best, (value, -nodes, chosen))
+        k = len(chosen)
+        if k == len(hit) or value + reach * more[k] <= best[0]:
+            continue
+        for s in range(1, min(len(hit[k]) - 1, (budget - nodes) // level) + 1):
+            reached = reach * hit[k][s]
+            pending.append((value + reached, reached, level * s, nodes + level * s, chosen + (s,)))
+    return dense(best[2])
+
+
 def assumed_accuracy(heads: int) -> list[list[float]]:
     """A table for heads that bring none: each head half as often right as the one before, ranks falling off as
     1 / (i + 1)^1.3, which is near what trained heads measure. Good for an order of nodes, never for a figure."""
@@ -60,41 +83,14 @@ def node_values(shape: TreeShape, accuracy: Accuracy) -> list[float]:
     return values
 
 
+def growth(shape: TreeShape, accuracy: Accuracy) -> list[tuple[Path, float]]:
+    """The nodes in the order in which best-first growth would add them, each with its gain in expected tokens per
+    step."""
+    values = node_values(shape, accuracy)
+    rows = sorted(range(1, len(values)), key=lambda row: (-values[row], shape.depth[row], shape.paths[row]))
+    return [(shape.paths[row], values[row]) for row in rows]
+
+
 def expected_tokens_per_step(shape: TreeShape, accuracy: Accuracy) -> float:
     """1 (the root) + the sum of the node values: the expectation under independence of the heads."""
     return sum(node_values(shape, accuracy))
-
-
-def build(spec: str, heads: int, accuracy: Accuracy) -> TreeShape:
-    """Tree from a short spec: `plain`, `chain`, `chain:3`, `dense:3,2,1`, `sparse:16` or, within walls of top-s,
-    `sparse:16@4,3,2,2`. Raises TreeError."""
-    kind, _, argument = spec.partition(":")
-    argument, _, within = argument.partition("@")
-    try:
-        numbers = [int(part) for part in argument.split(",")] if argument else []
-        walls = [int(part) for part in within.split(",")] if within else None
-    except ValueError:
-        raise TreeError(f"'{spec}' is no tree: after the colon stand whole numbers, as in dense:3,2,1.") from None
-    if any(number < 0 for number in [*numbers, *(walls or ())]) or (walls and kind != "sparse"):
-        raise TreeError(f"'{spec}' is no tree: numbers count from 0 up, and only sparse takes walls after @.")
-    if kind == "plain" and not numbers:
-        return dense([])
-    if kind == "chain" and len(numbers) <= 1:
-        return dense([1] * _depth(numbers[0] if numbers else heads, heads, spec))
-    if kind == "dense" and numbers:
-        _depth(len(numbers), heads, spec)
-        if sum(dense_nodes(numbers)) > MAX_NODES:
-            raise TreeError(f"The tree {spec} has {sum(dense_nodes(numbers)):,} nodes; {MAX_NODES:,} are the limit.")
-        return dense(numbers)
-    if kind == "sparse" and len(numbers) == 1:
-        if numbers[0] and not accuracy:
-            raise TreeError(f"The tree {spec} needs the heads' accuracies, and their file holds none; "
-                            "name another one, such as chain or dense:3,2,1.")
-        return sparse(accuracy[:heads], numbers[0], walls)
-    raise TreeError(f"'{spec}' is no tree: use plain, chain:3, dense:3,2,1, sparse:16 or a JSON file of paths.")
-
-
-def _depth(wanted: int, heads: int, spec: str) -> int:
-    if wanted > heads:
-        raise TreeError(f"The tree {spec} has depth {wanted}, but the model has {heads} heads.")
-    return wanted

@@ -10,8 +10,8 @@ from medusa_viz.ui.snapshot import Snapshot
 
 def command(snapshot: Snapshot) -> str:
     """`python -m medusa_viz decode …` with the prompt and the knobs of the step on screen; settings at their
-    defaults are left out."""
-    if not snapshot.prompt:
+    defaults are left out. An own tree has no short name, hence no command."""
+    if not snapshot.prompt or snapshot.own_tree:
         return ""
     walls, settings, default = snapshot.walls, snapshot.acceptance, Acceptance()
     tree = f"sparse:{walls.size}@{','.join(map(str, walls.top_s))}"

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
-from typing import Any
 
 from medusa_viz.ui.lines import Line
+from medusa_viz.ui.running import Seat
 from medusa_viz.ui.snapshot import Equality
 
 
 class GreedyWatch:
     """Queues teacher-forced checks of the committed tokens on the worker and keeps the newest answer."""
 
-    def __init__(self, host: Any, token: str) -> None:
-        self.host, self.owner = host, token
+    def __init__(self) -> None:
         self.on = True
         self._found: Future | None = None
 
@@ -26,12 +25,12 @@ class GreedyWatch:
         if self._found is not None:
             self._found.cancel()
 
-    def queue(self, run: Any, prompt_ids: list[int], line: Line) -> None:
+    def queue(self, seat: Seat | None, prompt_ids: list[int], line: Line) -> None:
         """Compare what the line has committed, if greedy acceptance alone wrote it."""
         self._found = None
-        if self.on and run is not None and _greedy(line):
+        if self.on and seat is not None and _greedy(line):
             prompt, tokens = list(prompt_ids), line.committed(len(line.done()))
-            self._found = self.host.worker.submit(self.owner, lambda: run.check_greedy(prompt, tokens))
+            self._found = seat.submit(lambda run: run.check_greedy(prompt, tokens))
 
     def now(self, line: Line | None, recorded: bool) -> Equality:
         """What is known at this moment."""

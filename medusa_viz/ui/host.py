@@ -1,78 +1,95 @@
-"""The host: loads the model in the background, owns the worker, keeps one session per page."""
+"""The host: loads models in the background, and keeps one session per page."""
 
 from __future__ import annotations
 
 import logging
 import threading
 import time
+import weakref
 from collections import OrderedDict
-from concurrent.futures import CancelledError
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import orjson
 
 from medusa_viz.decoding import records
-from medusa_viz.decoding.preview import LatencyEstimate
 from medusa_viz.figures.texts import Texts
-from medusa_viz.models.worker import Worker
-from medusa_viz.ui import view
+from medusa_viz.models.presets import DEFAULT_PRESET
+from medusa_viz.ui import running, view
 from medusa_viz.ui.knobs import ActionError
+from medusa_viz.ui.pages import Pages, attempt, sentence
+from medusa_viz.ui.portrait import record, snapshot
+from medusa_viz.ui.running import Model
 from medusa_viz.ui.session import PASSIVE, ExplorerSession
 from medusa_viz.ui.snapshot import ModelStatus
+from medusa_viz.ui.train import TrainPage
+from medusa_viz.ui.tuner import TunerPage
 from medusa_viz.ui.written import written
 
 log = logging.getLogger(__name__)
 OPENING = Path(__file__).resolve().parents[2] / "assets" / "sessions" / "opening.json"
-MAX_NODES = {"cpu": 256, "cuda": 1024}  # verified nodes; larger trees stay drawings
+DEFAULTS = {"model": DEFAULT_PRESET.name, "heads": "", "device": "auto", "dtype": "auto"}
 MAX_SESSIONS = 16
+PAGES = (TunerPage, TrainPage)
+"""Pages beside the Explorer, in the order of the navigation."""
 
 
 class Host:
-    """What all sessions share. Torch is imported on the loading thread, after the page is up."""
+    """What all sessions share: the model that the next Start runs on."""
 
     def __init__(self, options: dict[str, str]) -> None:
-        self.options = options
-        self.engine: Any = None
-        self.worker: Worker | None = None
-        self.latency = LatencyEstimate()
-        self.plain_ms: float | None = None
-        self.max_nodes = MAX_NODES["cpu"]
+        self.options = {name: options.get(name, default) for name, default in DEFAULTS.items()}
+        self.model: Model | None = None
         self.status = ModelStatus("loading", "import")
-        self._live: Any = None
+        self._models: weakref.WeakSet[Model] = weakref.WeakSet()
+        self._lock = threading.Lock()
 
     def load(self) -> None:
-        """Load the model; whatever fails becomes one sentence in the status."""
-        try:
-            from medusa_viz.decoding import engine as engines
-            from medusa_viz.decoding import live
+        """Load the first model; whatever fails becomes one sentence in the status."""
+        self._load(self.options)
 
-            engines.quiet_transformers()
-            engine = engines.load(engines.EngineOptions(**self.options), self._report)
-            self._report("warm", None, engine.title)
-            self.plain_ms = engine.plain_ms()
-            self.latency.add(1, self.plain_ms)
-            self.max_nodes = MAX_NODES.get(engine.backbone.device.type, MAX_NODES["cpu"])
-            self._live, self.worker, self.engine = live, Worker(engine.title), engine
-            self.status = ModelStatus("ready", title=f"{engine.title} · {engine.place}")
-        except (ValueError, RuntimeError, OSError) as error:
-            log.exception("the model could not be loaded")
-            self.status = ModelStatus("error", detail=str(error))
-        except Exception as error:  # the page must say so, whatever it was, rather than load for ever
-            log.exception("the model could not be loaded")
-            self.status = ModelStatus("error", detail=f"{type(error).__name__}: {error}")
-
-    def new_run(self) -> Any:
-        """A session's model side. Call on the worker."""
-        return self._live.LiveRun(self.engine)
+    def use(self, **options: str) -> None:
+        """Load another model or other heads in the background, for every Start after that. Runs that are under way
+        keep what they began on."""
+        with self._lock:
+            if self.status.state == "loading" or self.status.coming:
+                raise ActionError("still_loading")
+            coming = ModelStatus("loading", "load")
+            self.status = replace(self.status, coming=coming, fault="") if self.model else coming
+        wanted = {**self.options, **options}
+        threading.Thread(target=self._load, args=(wanted,), name="switch", daemon=True).start()
 
     def close(self) -> None:
-        """End the worker; torch must not outlive the interpreter."""
-        if self.worker:
-            self.worker.close()
+        """End all workers; torch must not outlive the interpreter."""
+        for model in list(self._models):
+            model.worker.close()
+
+    def start_on(self, model: Model, options: dict[str, str] | None = None) -> None:
+        """What runs from the next Start on."""
+        self.options = {**self.options, **(options or {})}
+        self.model = model
+        self._models.add(model)
+        self.status = ModelStatus("ready", title=model.title)
+
+    def _load(self, options: dict[str, str]) -> None:
+        try:
+            self.start_on(running.load(options, self._report, self.model), options)
+        except (ValueError, RuntimeError, OSError) as error:
+            log.exception("the model could not be loaded")
+            self._failed(str(error))
+        except Exception as error:  # the page must say so, whatever it was, rather than load for ever
+            log.exception("the model could not be loaded")
+            self._failed(f"{type(error).__name__}: {error}")
+
+    def _failed(self, sentence: str) -> None:
+        if self.model is None:
+            self.status = ModelStatus("error", detail=sentence)
+        else:
+            self.status = replace(self.status, coming=None, fault=sentence)
 
     def _report(self, phase: str, fraction: float | None, detail: str) -> None:
-        self.status = ModelStatus("loading", phase, fraction, detail)
+        status = ModelStatus("loading", phase, fraction, detail)
+        self.status = status if self.model is None else replace(self.status, coming=status)
 
 
 class Sessions:
@@ -81,6 +98,7 @@ class Sessions:
     def __init__(self, options: dict[str, str], lang: str = "en") -> None:
         self.host = Host(options)
         self.texts = Texts(lang)
+        self.pages = Pages(PAGES, self.host, self.texts)
         self._sessions: OrderedDict[str, ExplorerSession] = OrderedDict()
         self._locks: dict[str, threading.Lock] = {}
         self._dropped: set[str] = set()
@@ -94,43 +112,36 @@ class Sessions:
         """Do one action of one page; the view it leads to, as JSON. Never raises for what a person did."""
         session, lock = self._session(token)
         with lock:
-            try:
-                session.act(action, payload)
-            except ActionError as error:
-                session.notice = (error.key, error.values)
-            except (ValueError, RuntimeError) as error:
-                session.notice = str(error)
-            except CancelledError:
-                log.info("the page of a running %s was closed", action)
-            except TypeError as error:
-                log.warning("a page sent an odd payload for %s: %s", action, error)
-                session.notice = ("odd_payload", {"name": action[:40]})
-            except Exception:
-                log.exception("action %s failed", action)
-                session.notice = ("failed", {"name": action[:40]})
+            session.notice = attempt(action, lambda: session.act(action, payload)) or session.notice
             if token in self._dropped:  # its owner's page is older than this session, and learns why
                 session.notice = ("dropped", {})
                 if action not in PASSIVE:  # a look that nobody asked for may pass unread
                     self._dropped.discard(token)
-            snapshot = session.snapshot(self.host.status, self._sentence(session))
-            shown = view.packed(view.build(snapshot, self.texts, session.opened))
+            now = snapshot(session, self.host.status, sentence(session.notice, self.texts))
+            shown = view.packed(view.build(now, self.texts, session.opened))
             return orjson.dumps({"stamp": time.monotonic_ns(), **shown},
                                 option=orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY).decode()
 
     def close(self, token: str) -> None:
         """Forget a page's session and give its memory back."""
         with self._lock:
-            self._sessions.pop(token, None)
+            session = self._sessions.pop(token, None)
             self._locks.pop(token, None)
             self._dropped.discard(token)
-        if self.host.worker:
-            self.host.worker.cancel(token)
+        if session is not None and session.seat is not None:
+            session.seat.model.worker.cancel(token)
+        self.pages.close(token)
+
+    def shutdown(self) -> None:
+        """The server ends: nothing that it started goes on."""
+        self.pages.shutdown()
+        self.host.close()
 
     def record(self, token: str) -> str:
         """A page's session as a JSON file."""
         session, lock = self._session(token)
         with lock:
-            return records.to_json(session.record())
+            return records.to_json(record(session))
 
     def written(self, token: str) -> str:
         """The text that a page's branch has committed so far."""
@@ -144,11 +155,9 @@ class Sessions:
 
     def waiting(self, token: str) -> int:
         """How many people the model serves before this page's next job."""
-        return self.host.worker.ahead_of(token) if self.host.worker else 0
-
-    def _sentence(self, session: ExplorerSession) -> str:
-        notice = session.notice
-        return notice if isinstance(notice, str) else self.texts(f"session.{notice[0]}", **notice[1])
+        session = self._sessions.get(token)
+        model = session.model if session is not None else self.host.model
+        return model.worker.ahead_of(token) if model is not None else 0
 
     def _session(self, token: str) -> tuple[ExplorerSession, threading.Lock]:
         with self._lock:

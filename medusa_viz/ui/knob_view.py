@@ -33,6 +33,10 @@ def knobs(snapshot: Snapshot, step: Step | None, t: Texts) -> dict:
 def readout(snapshot: Snapshot, step: Step | None, t: Texts) -> str:
     """`4·3·2·2 → 88 possible nodes (4+12+24+48), 48 paths; using 16 (4/6/4/2)`."""
     walls = snapshot.walls
+    if snapshot.own_tree and step is not None:
+        shape = step.shape
+        return t("view.readout.own", nodes=shape.nodes, parts="/".join(f"{count:,}" for count in shape.depth_counts),
+                 paths=shape.leaves)
     counts = dense_nodes(walls.top_s)
     product = "·".join(map(str, walls.top_s))
     if not counts:

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from medusa_viz.decoding.records import TEMPERATURES
-from medusa_viz.decoding.settings import Acceptance, Walls
-from medusa_viz.decoding.tree import TreeShape, dense, dense_nodes
+from medusa_viz.decoding.settings import MAX_RANKS, Acceptance, Walls
+from medusa_viz.decoding.tree import Path, TreeShape, dense, dense_nodes, from_paths
 from medusa_viz.tuning.builders import sparse
+from medusa_viz.tuning.specs import fitted
 
 SAMPLING_TEMPERATURE = 0.7  # what choosing another mode than greedy sets where the temperature was 0
 
@@ -25,11 +26,13 @@ class ActionError(ValueError):
 
 @dataclass(frozen=True)
 class Knobs:
-    """All live knobs of a page. δ follows √ε until somebody moves it."""
+    """All live knobs of a page. δ follows √ε until somebody moves it; an own tree stands until walls or size move."""
 
     walls: Walls = field(default_factory=Walls)
     acceptance: Acceptance = field(default_factory=Acceptance)
     delta_locked: bool = True
+    own: tuple[Path, ...] | None = None
+    """Paths of a tree that was given as such; the walls then are the narrowest that hold it."""
 
     def changed(self, changes: dict[str, Any], heads: int) -> tuple[Knobs, str]:
         """The knobs after some were moved, and the key of a notice where moving one moved another.
@@ -38,11 +41,30 @@ class Knobs:
         """
         changes = dict(changes)
         locked = bool(changes.pop("delta_locked", self.delta_locked and "delta" not in changes))
+        own = None if {"top_s", "size"} & changes.keys() else self.own
         walls = self._walls(changes, heads)
         acceptance, notice = self._acceptance(changes, locked)
         if changes:
             raise ActionError("unknown_knob", name=str(next(iter(changes)))[:40])
-        return Knobs(walls, acceptance, locked), notice
+        return Knobs(walls, acceptance, locked, own), notice
+
+    def fitted(self, heads: int) -> Knobs:
+        """The same knobs for a model of that many heads: walls of further heads begin closed."""
+        top_s = (self.walls.top_s + (0,) * heads)[:heads]
+        own = self.own and tuple(path for path in self.own if len(path) <= heads)
+        return replace(self, walls=replace(self.walls, top_s=top_s), own=own)
+
+    def with_tree(self, paths: Sequence[Sequence[int]], accuracy: Sequence[Sequence[float]]) -> tuple[Knobs, str]:
+        """The knobs with an explicit tree, and a note where not all of it can be drafted. A tree that walls and size
+        give as well is theirs. Raises TreeError or ActionError."""
+        heads = len(accuracy)
+        built = fitted(from_paths(paths), heads)
+        shape = built.shape
+        if max(shape.widths, default=0) > MAX_RANKS:
+            raise ActionError("own_ranks", ranks=MAX_RANKS)
+        walls = Walls((shape.widths + (0,) * heads)[:heads], shape.nodes)
+        same = tree_for(walls, accuracy, heads).fingerprint == shape.fingerprint
+        return replace(self, walls=walls, own=None if same else shape.paths[1:]), " ".join(built.notes)
 
     def _walls(self, changes: dict[str, Any], heads: int) -> Walls:
         top_s = changes.pop("top_s", self.walls.top_s)
@@ -75,4 +97,10 @@ def tree_for(walls: Walls, accuracy: Sequence[Sequence[float]], room: int) -> Tr
     """The tree that walls and size ask for, no deeper than `room` further tokens."""
     top_s = walls.top_s[: len(accuracy)]
     shape = dense(top_s) if walls.size >= sum(dense_nodes(top_s)) else sparse(accuracy, walls.size, top_s)
+    return shape.trimmed(min(shape.height, max(room, 0)))
+
+
+def own_tree(paths: Sequence[Path], room: int) -> TreeShape:
+    """An explicit tree, no deeper than `room` further tokens."""
+    shape = from_paths(paths)
     return shape.trimmed(min(shape.height, max(room, 0)))

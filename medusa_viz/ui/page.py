@@ -13,10 +13,10 @@ import plotly
 
 from medusa_viz.figures import palette
 from medusa_viz.figures.texts import Texts, table
-from medusa_viz.ui.host import Sessions
+from medusa_viz.ui.host import PAGES, Sessions
 
 ASSETS = Path(__file__).resolve().parents[2] / "assets"
-STYLES = (ASSETS / "explorer.css", ASSETS / "screens.css")
+STYLES = tuple(ASSETS / f"{name}.css" for name in ("explorer", "screens", "pages", *(kind.name for kind in PAGES)))
 PLOTLY = Path(plotly.__file__).parent / "package_data" / "plotly.min.js"
 EXAMPLES = ASSETS / "prompts" / "examples.json"
 MAX_THREADS = 40
@@ -27,10 +27,11 @@ const setup = JSON.parse(props.value);
 const files = (window.gradio_config?.root ?? '') + '/gradio_api/file=';
 const bytes = crypto.getRandomValues(new Uint8Array(16));
 const token = Array.from(bytes, (byte) => byte.toString(16).padStart(2, '0')).join('');
-const act = (action, payload) => server.act({ token, action, payload });
+const act = (action, payload, page) => server.act({ token, action, payload, page });
 trigger('hello', { token });
 import(files + setup.script).then(({ mount }) => mount(element.querySelector('.mv-page'), {
   texts: setup.texts, lang: setup.lang, options: setup.options, act, poll: () => act('poll', {}),
+  page: (name, action, payload) => act(action, payload, name),
   waiting: () => act('waiting', {}).then(Number), record: () => act('record', {}), written: () => act('written', {}),
 }));
 """
@@ -54,10 +55,12 @@ def build(sessions: Sessions, lang: str = "en") -> gr.Blocks:
 
     def act(message: dict) -> str:
         token, action, payload = (message.get(name) for name in ("token", "action", "payload"))
+        if message.get("page"):
+            return sessions.pages.act(str(token), str(message["page"]), str(action), _payload(payload))
         asked = {"waiting": sessions.waiting, "record": sessions.record, "written": sessions.written}.get(str(action))
         if asked:
             return str(asked(str(token)))
-        return sessions.act(str(token), str(action), payload if isinstance(payload, dict) else {})
+        return sessions.act(str(token), str(action), _payload(payload))
 
     def hello(event: gr.EventData, request: gr.Request) -> None:
         tokens[str(request.session_hash)] = str(event.token)
@@ -96,8 +99,13 @@ def _setup(lang: str) -> str:
     """What the script needs to begin, as JSON in which no markup can begin either."""
     texts = {**table()["en"], **table()[lang]}
     setup = {"script": str(ASSETS / "explorer.js"), "lang": lang, "texts": texts,
-             "options": {"palette": palette.page_table(), "examples": _examples()}}
+             "options": {"palette": palette.page_table(), "examples": _examples(),
+                         "pages": [kind.name for kind in PAGES]}}
     return json.dumps(setup, ensure_ascii=False).replace("<", "\\u003c")
+
+
+def _payload(payload: object) -> dict:
+    return payload if isinstance(payload, dict) else {}
 
 
 def _examples() -> list[dict]:

@@ -12,15 +12,16 @@ from time import perf_counter
 from typing import Any
 
 from medusa_viz.decoding import preview, reweigh
-from medusa_viz.decoding.records import Branch, Session, Step
+from medusa_viz.decoding.records import Session, Step
 from medusa_viz.decoding.settings import Limits
 from medusa_viz.decoding.tree import TreeShape
 from medusa_viz.tuning.builders import assumed_accuracy
 from medusa_viz.ui import presets
 from medusa_viz.ui.greedy_watch import GreedyWatch
-from medusa_viz.ui.knobs import ActionError, Knobs, tree_for
+from medusa_viz.ui.knobs import ActionError, Knobs, own_tree, tree_for
 from medusa_viz.ui.lines import Entry, Line, Pin, recorded_line
-from medusa_viz.ui.snapshot import BranchTab, ModelStatus, Pinned, Screen, Snapshot, screen_of
+from medusa_viz.ui.running import MAX_NODES, Model, Seat
+from medusa_viz.ui.snapshot import Screen, screen_of
 from medusa_viz.ui.wording import Wording
 
 SLOW_MS = 1000.0  # a forward estimated above this is drawn unverified first
@@ -29,7 +30,7 @@ PASSIVE = ("poll", "hello", "screen")  # actions of the page itself, not of the 
 
 
 class ExplorerSession:
-    """State of one page. `host` is shared by all: engine, worker, latency estimate."""
+    """State of one page. `host` is shared by all: it has the model that the next Start runs on."""
 
     def __init__(self, host: Any, token: str, opening: Session | None = None) -> None:
         self.host, self.token, self.opening = host, token, opening
@@ -40,15 +41,20 @@ class ExplorerSession:
         self.draft: Entry | None = None  # a committed step under other knobs, not yet branched off
         self.notice: tuple[str, dict] | str = ""
         self.knobs_since = 0
-        self.run: Any = None  # this session's model side, made on the first Start
+        self.seat: Seat | None = None  # at the model that this session runs on, taken by Start
         self.recorded = False
         self.wording = Wording()
         self.pin: Pin | None = None
         self.opened: frozenset[tuple[int, ...]] = frozenset()  # paths whose children are drawn in spite of the fold
         self.screen = Screen()
-        self.watch = GreedyWatch(host, token)
+        self.watch = GreedyWatch()
         if opening is not None:
             self._show_recording(opening)
+
+    @property
+    def model(self) -> Model | None:
+        """The model that this session runs on, or will."""
+        return self.seat.model if self.seat else self.host.model
 
     @property
     def line(self) -> Line:
@@ -61,35 +67,6 @@ class ExplorerSession:
     @property
     def pending(self) -> bool:
         return not self.line.finished and self.index == len(self.line.entries) - 1
-
-    def snapshot(self, status: ModelStatus, notice: str) -> Snapshot:
-        """What the page shows now; `notice` is the sentence for the status line."""
-        model, _, place = self._names()
-        steps = [entry.step for entry in self.line.entries] if self.lines else []
-        if self.draft:
-            steps[self.index] = self.draft.step
-        return Snapshot(
-            model=status, recorded=self.recorded, title=" · ".join(part for part in (model, *place) if part),
-            prompt=self.prompt, prompt_ids=self.prompt_ids, accuracy=self._accuracy(),
-            texts=self.wording.texts, kinds=self.wording.kinds, steps=steps, index=self.index,
-            pending=bool(steps) and self.pending,
-            changed=self.draft is not None, finished=self.line.finished if self.lines else None,
-            walls=self.knobs.walls, acceptance=self.knobs.acceptance, delta_locked=self.knobs.delta_locked,
-            branch=self.branch,
-            branches=[BranchTab(line.name, len(line.entries), line.fork) for line in self.lines.values()],
-            notice=notice, equality=self.watch.now(self.line if self.lines else None, self.recorded),
-            plain_ms=None if self.recorded else self.host.plain_ms, knobs_since=self.knobs_since, pinned=self._pinned(),
-            check_on=self.watch.on, max_nodes=self.host.max_nodes, screen=self.screen)
-
-    def record(self) -> Session:
-        """The whole session as a record, drawings that were never verified left out."""
-        self._needs_steps()
-        model, heads, (device, dtype) = self._names()
-        branches = [Branch(line.name, line.parent, line.fork,
-                           [entry.step for entry in line.entries if entry.step.verdict is not None])
-                    for line in self.lines.values()]
-        return Session(model, heads, device, dtype, self.prompt, list(self.prompt_ids), self._accuracy(),
-                       dict(self.wording.texts), dict(self.wording.kinds), branches)
 
     # ---- actions ---------------------------------------------------------------------------------------------
 
@@ -109,19 +86,22 @@ class ExplorerSession:
 
     def do_start(self, prompt: str) -> None:
         """Prefill a prompt and show its first step."""
-        engine = self._engine()
+        seat = self._newest_seat()
+        engine = seat.model.engine
         if not prompt.strip():
             raise ActionError("empty_prompt")
         ids = engine.codec.encode_prompt(prompt)
         if len(ids) >= engine.backbone.context:
             raise ActionError("long_prompt", tokens=f"{len(ids):,}", context=f"{engine.backbone.context:,}")
-        position = self._open(ids)
-        old = self.prompt_ids, self.recorded
-        self.prompt_ids, self.recorded = list(ids), False
+        self.watch.give_way()
+        old = self.seat, self.prompt_ids, self.recorded, self.knobs
+        position = seat.open(ids, self.knobs.acceptance)
+        self.seat, self.prompt_ids, self.recorded = seat, list(ids), False
+        self.knobs = self.knobs.fitted(engine.drafter.heads)
         try:
             entry = self._look(position, 0, "A", self.knobs)
         except BaseException:
-            self.prompt_ids, self.recorded = old
+            self.seat, self.prompt_ids, self.recorded, self.knobs = old
             raise
         self.lines, self.prompt, self.notice = {"A": Line("A", [entry])}, prompt, ids.notice
         if not engine.accuracy:
@@ -138,7 +118,7 @@ class ExplorerSession:
 
     def do_step(self) -> None:
         """Commit the pending step and show the next; on a past step go forward, or branch if a knob was moved."""
-        self._needs_steps()
+        self.needs_steps()
         if not self.pending and self.draft is None:
             if self.index + 1 >= len(self.line.entries):
                 raise ActionError("ended")
@@ -152,12 +132,12 @@ class ExplorerSession:
         self.do_goto(max(self.index - 1, 0))
 
     def do_forward(self) -> None:
-        self._needs_steps()
+        self.needs_steps()
         self.do_goto(min(self.index + 1, len(self.line.entries) - 1))
 
     def do_goto(self, index: int) -> None:
         """Show a step of this branch; the knobs become those it was shown with."""
-        self._needs_steps()
+        self.needs_steps()
         if not isinstance(index, int) or not 0 <= index < len(self.line.entries):
             raise ActionError("no_step", index=str(index)[:20], branch=self.branch)
         self.index, self.draft = index, None
@@ -172,13 +152,14 @@ class ExplorerSession:
 
     def do_knob(self, **changes: Any) -> None:
         """Move knobs and recompute the shown step by the cheapest means that gives the true answer."""
-        begun = perf_counter()
         knobs, notice = self.knobs.changed(changes, self._heads())
         self.notice = (notice, {}) if notice else ""
-        if self.lines:
-            self._replace(self._recomputed(self.entry, knobs, begun))
-        if knobs != self.knobs:
-            self.knobs, self.knobs_since = knobs, self.index
+        self._turn(knobs)
+
+    def do_tree(self, paths: list) -> None:
+        """Draft an explicit tree from now on, until its knobs are moved."""
+        knobs, self.notice = self.knobs.with_tree(paths, self._table())
+        self._turn(knobs)
 
     def do_preset(self, name: str) -> None:
         """Set walls and size as a preset does."""
@@ -201,14 +182,14 @@ class ExplorerSession:
 
     def do_verify(self) -> None:
         """Run the model on a tree that was only drawn."""
-        self._needs_steps()
+        self.needs_steps()
         self._engine()
         self._replace(self._verified(self.entry))
 
     def do_pin(self) -> None:
         """Freeze the step on screen as A."""
-        self._needs_steps()
-        self.pin = Pin(self._prefix(), self.entry.step, self.knobs)
+        self.needs_steps()
+        self.pin = Pin(self.prefix(), self.entry.step, self.knobs)
 
     def do_unpin(self) -> None:
         self.pin = None
@@ -217,9 +198,16 @@ class ExplorerSession:
         """Switch the comparison with plain greedy on or off."""
         self.watch.on = bool(on)
         if self.lines and not self.recorded:
-            self.watch.queue(self.run, self.prompt_ids, self.line)
+            self.watch.queue(self.seat, self.prompt_ids, self.line)
 
     # ---- the shown step under other knobs --------------------------------------------------------------------
+
+    def _turn(self, knobs: Knobs) -> None:
+        begun = perf_counter()
+        if self.lines:
+            self._replace(self._recomputed(self.entry, knobs, begun))
+        if knobs != self.knobs:
+            self.knobs, self.knobs_since = knobs, self.index
 
     def _recomputed(self, entry: Entry, knobs: Knobs, begun: float) -> Entry:
         """The entry under other knobs, answered from its record where that holds the answer."""
@@ -236,20 +224,20 @@ class ExplorerSession:
 
     def _widened(self, entry: Entry, shape: TreeShape) -> Entry:
         """A tree with new nodes: verified now if that is quick, else drawn and left to be verified."""
-        estimate = self.host.latency.of(shape.nodes + 1)
+        estimate = self.model.latency.of(shape.nodes + 1) if self.model else None
         step = replace(preview.unverified(entry.verified, shape, estimate), walls=entry.knobs.walls)
         drawn = replace(entry, step=step, rows=())
-        if self.host.engine is None or self.recorded:
+        if self.model is None or self.recorded:
             self.notice = ("recording_only", {})
             return drawn
-        if estimate is None or estimate > SLOW_MS or shape.nodes > self.host.max_nodes:
+        if estimate is None or estimate > SLOW_MS or shape.nodes > self.max_nodes:
             return drawn
         return self._verified(drawn)
 
     def _verified(self, entry: Entry) -> Entry:
         shape = entry.step.shape
-        if shape.nodes > self.host.max_nodes:
-            raise ActionError("over_limit", nodes=f"{shape.nodes:,}", limit=f"{self.host.max_nodes:,}")
+        if shape.nodes > self.max_nodes:
+            raise ActionError("over_limit", nodes=f"{shape.nodes:,}", limit=f"{self.max_nodes:,}")
         position = entry.position or self._position(entry)
         return self._look(position, entry.step.index, entry.step.branch, entry.knobs, shape)
 
@@ -260,9 +248,9 @@ class ExplorerSession:
             self._engine()
             if entry.look is None:
                 raise ActionError("rejection_recorded")
-            walk, look = self._work(lambda: self.run.walk(entry.look, entry.step.shape, entry.rows, settings))
+            walk, look = self._work(lambda run: run.walk(entry.look, entry.step.shape, entry.rows, settings))
             entry = replace(entry, look=look)
-        ends = self.host.engine.backbone.end_ids if self.host.engine else frozenset()
+        ends = self.model.engine.backbone.end_ids if self.model else frozenset()
         verdict = reweigh.judge(entry.step, settings, ends, walk)
         if verdict.finish is None and len(verdict.committed) > self._room(entry.step.prefix_length):
             limit = Limits().max_new_tokens - (entry.step.prefix_length - len(self.prompt_ids))
@@ -272,30 +260,36 @@ class ExplorerSession:
     def _room(self, prefix_length: int) -> int:
         """How many tokens may follow a root at the end of the prefix."""
         room = Limits().max_new_tokens - (prefix_length - len(self.prompt_ids)) - 1
-        return min(room, self.host.engine.backbone.context - prefix_length - 1) if self.host.engine else room
+        return min(room, self.model.engine.backbone.context - prefix_length - 1) if self.model else room
 
     # ---- the model's side ------------------------------------------------------------------------------------
 
+    @property
+    def max_nodes(self) -> int:
+        """Nodes up to which a tree is verified here."""
+        return self.model.max_nodes if self.model else MAX_NODES["cpu"]
+
     def _engine(self) -> Any:
-        if self.host.engine is None:
+        if self.model is None:
             raise ActionError("not_ready")
-        return self.host.engine
+        return self.model.engine
 
-    def _work(self, job: Callable[[], Any]) -> Any:
+    def _newest_seat(self) -> Seat:
+        """A seat at the model that runs now: this session's own, unless the model was changed since."""
+        if self.host.model is None:
+            raise ActionError("not_ready")
+        own = self.seat is not None and self.seat.model is self.host.model
+        return self.seat if own else Seat(self.host.model, self.token)
+
+    def _work(self, job: Callable[[Any], Any]) -> Any:
         self.watch.give_way()
-        return self.host.worker.submit(self.token, job).result()
-
-    def _open(self, ids: list[int]) -> Any:
-        """Prefill tokens; the model's position behind them."""
-        def job() -> Any:
-            self.run = self.run or self.host.new_run()
-            return self.run.open(ids, self.knobs.acceptance)
-
-        return self._work(job)
+        return self.seat.work(job)
 
     def _position(self, entry: Entry) -> Any:
         """The model's position at a recorded step, made by prefilling what came before it."""
-        position = self._open([*self.prompt_ids, *self.line.committed(entry.step.index)])
+        self.seat = self.seat or self._newest_seat()
+        self.watch.give_way()
+        position = self.seat.open([*self.prompt_ids, *self.line.committed(entry.step.index)], entry.knobs.acceptance)
         return replace(position, root=entry.step.drafts.token[0], root_p=entry.step.drafts.head_p[0])
 
     def _look(self, position: Any, index: int, branch: str, knobs: Knobs, shape: TreeShape | None = None) -> Entry:
@@ -303,11 +297,11 @@ class ExplorerSession:
         begun = perf_counter()
         if shape is None:
             shape = self._tree(knobs, len(position.ids))
-        look = self._work(lambda: self.run.look(position, shape, knobs.acceptance))
-        self.host.latency.add(shape.nodes + 1, look.timings.verify)
+        self.watch.give_way()
+        look = self.seat.look(position, shape, knobs.acceptance)
         step = Step(index, branch, len(position.ids), look.drafts, look.verification, None, look.timings,
                     walls=knobs.walls)
-        self.wording.learn(self.host.engine.codec, position.ids, step)
+        self.wording.learn(self._engine().codec, position.ids, step)
         entry = Entry(step, step, tuple(range(shape.nodes + 1)), knobs, position, look)
         return _answered(self._judged(entry), "forward", begun)
 
@@ -319,7 +313,7 @@ class ExplorerSession:
             entry = replace(fresh, step=entry.step, rows=tuple(entry.step.shape.rows_in(fresh.verified.shape)))
         verdict = entry.step.verdict
         rows = [int(entry.rows[row]) for row in verdict.accepted[: len(verdict.committed)]]
-        position, ms = self._work(lambda: self.run.advance(entry.look, rows, verdict.committed, verdict.next_root))
+        position, ms = self._work(lambda run: run.advance(entry.look, rows, verdict.committed, verdict.next_root))
         recorded, self.recorded = self.recorded, False
         try:
             following = [] if verdict.finish else [
@@ -332,7 +326,7 @@ class ExplorerSession:
         line.finished = verdict.finish
         self.lines[line.name] = line
         self.branch, self.index, self.draft = line.name, len(line.entries) - 1, None
-        self.watch.queue(self.run, self.prompt_ids, line)
+        self.watch.queue(self.seat, self.prompt_ids, line)
 
     def _branched(self) -> Line:
         """A new branch that shares the steps before the shown one."""
@@ -351,42 +345,35 @@ class ExplorerSession:
         else:
             self.draft = None if entry.knobs == self.line.entries[self.index].knobs else entry
 
-    def _prefix(self) -> tuple[int, ...]:
+    def prefix(self) -> tuple[int, ...]:
+        """The tokens before the shown step."""
         return (*self.prompt_ids, *self.line.committed(self.index))
 
-    def _pinned(self) -> Pinned | None:
-        if self.pin is None:
-            return None
-        return Pinned(self.pin.step, self.pin.knobs.walls, self.pin.knobs.acceptance, self.pin.prefix == self._prefix())
-
-    def _needs_steps(self) -> None:
+    def needs_steps(self) -> None:
+        """Raise where there is no run yet."""
         if not self.lines:
             raise ActionError("no_run")
 
     def _heads(self) -> int:
         if self.recorded:
             return len(self.line.entries[0].step.drafts.heads)
-        return self.host.engine.drafter.heads if self.host.engine else len(self.knobs.walls.top_s)
+        return self.model.engine.drafter.heads if self.model else len(self.knobs.walls.top_s)
 
     def _tree(self, knobs: Knobs, prefix_length: int) -> TreeShape:
-        """The tree the knobs ask for behind a prefix. Heads that bring no accuracies are assumed to be common ones."""
-        table = self._accuracy() or assumed_accuracy(self._heads())
-        return tree_for(knobs.walls, table, self._room(prefix_length))
+        """The tree the knobs ask for behind a prefix."""
+        room = self._room(prefix_length)
+        return tree_for(knobs.walls, self._table(), room) if knobs.own is None else own_tree(knobs.own, room)
 
-    def _accuracy(self) -> list[list[float]]:
-        if self.host.engine is not None and not self.recorded:
-            return self.host.engine.accuracy
+    def _table(self) -> list[list[float]]:
+        """The accuracies in force; heads that bring none are assumed to be common ones."""
+        return self.accuracy or assumed_accuracy(self._heads())
+
+    @property
+    def accuracy(self) -> list[list[float]]:
+        """How often each rank of each head is right."""
+        if self.model is not None and not self.recorded:
+            return self.model.engine.accuracy
         return self.opening.accuracy if self.opening else []
-
-    def _names(self) -> tuple[str, str, tuple[str, str]]:
-        """Model, heads, (device, dtype) of what is shown."""
-        if self.recorded:
-            return self.opening.model, self.opening.heads, (self.opening.device, self.opening.dtype)
-        engine = self.host.engine
-        if engine is None:
-            return "", "", ("", "")
-        placement = engine.backbone.placement
-        return engine.title, engine.loaded.source, (placement.device_name, placement.dtype_name)
 
     def _show_recording(self, recording: Session) -> None:
         self.prompt, self.prompt_ids = recording.prompt, list(recording.prompt_ids)

@@ -21,6 +21,19 @@ class ModelStatus:
     """One sentence: what is going on, or what went wrong and what to do."""
     title: str = ""
     """`SmolLM2-135M-Instruct · CPU, 2 threads · fp32` once known."""
+    coming: ModelStatus | None = None
+    """Another model that loads while this one runs."""
+    fault: str = ""
+    """One sentence: why another model, asked for last, could not be loaded."""
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Where heads come from, as their own file says: free-form facts, and the accuracy of each rank."""
+
+    source: str
+    trained: dict[str, object]
+    accuracy: list[list[float]]
 
 
 @dataclass(frozen=True)
@@ -117,3 +130,9 @@ class Snapshot:
     max_nodes: int = 1 << 20
     """Nodes up to which a tree is verified here."""
     screen: Screen = field(default_factory=Screen)
+    heads: Heads | None = None
+    """None while no model runs."""
+    own_tree: bool = False
+    """The tree was given as such; walls and size only enclose it."""
+    renewed: bool = False
+    """Another model runs by now; this session uses it from its next Start."""

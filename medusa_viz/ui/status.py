@@ -14,17 +14,20 @@ PHASES = ("propose", "verify", "accept", "commit")
 
 def status(snapshot: Snapshot, t: Texts) -> dict:
     """The one status line. What went wrong is said by the model side; the rest by us."""
-    model = snapshot.model
-    text = t("view.status.ready")
+    model, shown = snapshot.model, snapshot.model.coming or snapshot.model
+    text = t("view.status.renewed" if snapshot.renewed else "view.status.ready")
     if model.state == "error":
         text = model.detail or t("view.status.error")
-    elif model.state == "loading":
-        text = t(f"view.status.{model.phase or 'load'}")
+    elif shown.state == "loading":
+        text = t(f"view.status.{shown.phase or 'load'}")
         # Only once something is under way does the detail say more than the phase: how much of it is done.
-        if model.fraction and model.detail:
-            text = f"{text} {model.detail}"
-    return {"state": model.state, "text": text, "fraction": model.fraction, "notice": snapshot.notice,
-            "title": model.title or snapshot.title}
+        if shown.fraction and shown.detail:
+            text = f"{text} {shown.detail}"
+        if model.coming:
+            text = t("view.status.beside", what=text)
+    notice = snapshot.notice or (t("view.status.not_switched", error=model.fault) if model.fault else "")
+    return {"state": model.state, "text": text, "fraction": shown.fraction, "loading": shown.state == "loading",
+            "notice": notice, "title": (not snapshot.renewed and model.title) or snapshot.title}
 
 
 def run(snapshot: Snapshot, step: Step | None, t: Texts) -> dict:

@@ -19,7 +19,7 @@ from medusa_viz.figures import mask, numbers, tokens, tree
 from medusa_viz.figures.fold import fold
 from medusa_viz.figures.layout import GHOST, arrange
 from medusa_viz.figures.texts import Texts
-from medusa_viz.ui import compare, gains, knob_view, merits, status
+from medusa_viz.ui import compare, gains, knob_view, merits, provenance, status
 from medusa_viz.ui.sentences import Narrator
 from medusa_viz.ui.snapshot import Snapshot
 
@@ -40,6 +40,7 @@ def build(snapshot: Snapshot, t: Texts, opened: Collection[Path] = ()) -> dict:
         "equality": status.equality(snapshot, t),
         "merits": merits.merits(snapshot, t),
         "knobs": knob_view.knobs(snapshot, step, t),
+        "provenance": provenance.provenance(snapshot.heads, t),
         "pin": compare.comparison(snapshot, t),
         **(_ShownStep(snapshot, step, t, opened).sections() if step else _nothing(t)),
     }

@@ -11,7 +11,7 @@ def written(session: ExplorerSession) -> str:
     if not session.lines:
         return ""
     ids = session.line.committed(len(session.line.done()))
-    if session.recorded or session.host.engine is None:
+    if session.recorded or session.model is None:
         wording = session.wording
         return plain_text(wording.texts[token] for token in ids if wording.kinds.get(token) != "special")
-    return session.host.engine.codec.decode(ids)
+    return session.model.engine.codec.decode(ids)

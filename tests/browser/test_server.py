@@ -39,7 +39,10 @@ def test_tabs_end_sessions_make_room_and_wait_their_turn(served, browser: Browse
     page.goto(url)
     explorer = Explorer(page).wait_drawn()
     assert len(sessions._sessions) == 1
-    for other in range(hosts.MAX_SESSIONS):
+    [own] = sessions._sessions
+    for other in range(10 * hosts.MAX_SESSIONS):  # a look of the page in between makes it the newest again
+        if own not in sessions._sessions:
+            break
         sessions.act(f"other {other}", "hello", {})
     assert len(sessions._sessions) == hosts.MAX_SESSIONS
     explorer.act(lambda: page.click("#back"))

@@ -1,0 +1,142 @@
+"""Where a model's weights go: sizes from its config, whether they fit, quantised or not, on one card or several."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, PretrainedConfig, PreTrainedModel
+from transformers.utils import logging
+
+from medusa_viz.models import memory
+from medusa_viz.models.device import Placement
+from medusa_viz.models.memory import BYTES, QUANTISED, Footprint, gb
+
+
+class BackboneError(ValueError):
+    """A model that cannot be used; the message is one sentence."""
+
+
+@dataclass(frozen=True)
+class Outline:
+    """A model's sizes, known from its config alone."""
+
+    config: PretrainedConfig
+    hidden_size: int
+    vocab_size: int
+    footprint: Footprint
+
+
+def outline(folder: str | Path) -> Outline:
+    """Sizes of the model in `folder`, of which only the config is read. Raises BackboneError."""
+    _refuse_gguf(Path(folder))
+    with _one_sentence(folder):
+        config = AutoConfig.from_pretrained(folder)
+        if config.is_encoder_decoder:
+            raise BackboneError(f"{folder} is an encoder-decoder; Medusa needs a decoder-only language model.")
+        with torch.device("meta"):  # shapes without numbers
+            model = AutoModelForCausalLM.from_config(config)
+        head = model.get_output_embeddings()
+        if head is None:
+            raise BackboneError(f"{folder} is no causal language model: it has no LM head.")
+    linears = sum(module.weight.numel() for module in model.modules()
+                  if isinstance(module, torch.nn.Linear) and module is not head)
+    total = sum(parameter.numel() for parameter in model.parameters())
+    return Outline(config, head.weight.shape[1], head.weight.shape[0], Footprint(linears, total - linears))
+
+
+def load_model(folder: str | Path, placement: Placement, name: str, attention: str | None = None) -> PreTrainedModel:
+    """The model on its device, every weight from its files. Raises BackboneError, for what does not fit before any
+    weight is read."""
+    sizes = outline(folder)
+    check_fit(sizes.footprint, placement, name)
+    arguments = {"dtype": placement.dtype, "attn_implementation": attention,
+                 "device_map": device_map(sizes.footprint, placement), "quantization_config": quantiser(placement)}
+    with _one_sentence(folder), _quiet():
+        model, info = AutoModelForCausalLM.from_pretrained(
+            folder, output_loading_info=True,
+            **{argument: value for argument, value in arguments.items() if value is not None})
+    if missing := sorted(info["missing_keys"]):
+        raise BackboneError(f"{name} lacks {len(missing)} of its weights, the first is {missing[0]}: its files are not "
+                            "complete.")
+    return model if arguments["device_map"] else model.to(placement.device)
+
+
+def check_fit(footprint: Footprint, placement: Placement, name: str) -> None:
+    """Refuse weights that are larger than what is free, with what would fit."""
+    dtype = placement.dtype_name
+    if placement.device.type not in ("cpu", "cuda") or dtype not in BYTES:
+        return
+    free = memory.free(str(placement.device))
+    if footprint.bytes(dtype) <= free:
+        return
+    is_card = placement.device.type == "cuda"
+    smaller = [other for other in (("bf16", *QUANTISED) if is_card else ("bf16",)) if footprint.bytes(other) <= free]
+    raise BackboneError(
+        f"{name} needs {gb(footprint.bytes(dtype))} in {dtype}, and {gb(free)} of {'GPU ' * is_card}memory are free"
+        + (f": --dtype {smaller[0]} would take {gb(footprint.bytes(smaller[0]))}." if smaller else "."))
+
+
+def device_map(footprint: Footprint, placement: Placement) -> str | dict[str, str] | None:
+    """`auto`, over all cards, where `cuda` was chosen and the first card is too small; else the one device. None on a
+    device whose weights are moved there after loading."""
+    device = placement.device
+    if device.type != "cuda":
+        return {"": str(device)} if placement.quantised else None
+    if device.index is None and torch.cuda.device_count() > 1:
+        if footprint.bytes(placement.dtype_name) > memory.free("cuda:0"):
+            return "auto"
+        return {"": "cuda:0"}
+    return {"": str(device)}
+
+
+def quantiser(placement: Placement) -> BitsAndBytesConfig | None:
+    """How bitsandbytes stores the linears. The LM head stays as it is: heads and verification both read it."""
+    if placement.quantised == "8bit":
+        return BitsAndBytesConfig(load_in_8bit=True)
+    if placement.quantised == "4bit":
+        return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,
+                                  bnb_4bit_compute_dtype=placement.dtype)
+    return None
+
+
+def _refuse_gguf(source: Path) -> None:
+    """One sentence, before anything large is read, for a GGUF file or a folder that holds nothing else."""
+    in_folder = source.is_dir() and not (source / "config.json").exists()
+    files = sorted(source.glob("*.gguf")) if in_folder else [source] if source.suffix == ".gguf" else []
+    if not files or not files[0].is_file():
+        return
+    from gguf import GGUFReader
+
+    try:
+        size = f"{4 * sum(int(tensor.n_elements) for tensor in GGUFReader(files[0]).tensors) / 1e9:.1f} GB"
+    except (ValueError, IndexError, OSError):
+        size = "many times its size"
+    raise BackboneError(f"{files[0].name} is a GGUF file, which would take {size} of memory in fp32; name the folder "
+                        "or hub id of the original model instead.")
+
+
+@contextmanager
+def _one_sentence(source: str | Path) -> Iterator[None]:
+    """Turns what transformers raises into a BackboneError."""
+    try:
+        yield
+    except BackboneError:
+        raise
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError, AttributeError, TypeError) as error:
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise BackboneError(f"The model {source} could not be loaded: {first:.200}") from error
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """No advice from transformers: heads inside a full model are no unexpected keys, and missing ones are refused."""
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)

@@ -1,0 +1,74 @@
+"""Where a model comes from: a preset, a published checkpoint, a folder or a hub id, found by one name.
+
+`find` costs little: at most config and tokenizer of a remote model are fetched. `fetch_weights` gets the rest, once
+the heads were seen to fit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from medusa_viz.models import hub
+from medusa_viz.models.fetch import Report, ensure_model
+from medusa_viz.models.presets import PRESETS, heads_folder
+from medusa_viz.models.published import PUBLISHED
+from medusa_viz.models.tensors import TensorFile
+
+LM_HEADS = ("lm_head.weight", "embed_out.weight", "embed_tokens.weight", "wte.weight", "embed_in.weight")
+"""How files name the matrix of the LM head, or the embedding that it is tied to."""
+
+
+class SourceError(ValueError):
+    """A model that is not there; the message is one sentence."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A backbone that was found, and what belongs to it."""
+
+    folder: Path
+    title: str
+    heads: str
+    """Its own heads; for a model that nobody listed, itself: Medusa-2 keeps them inside."""
+    repository: str = ""
+    """Hub id whose weights `fetch_weights` has still to get; empty where they are here."""
+    chat_template: str = ""
+    """For a tokenizer that brings none."""
+    tree: str = "sparse:16"
+    """Spec of the tree to draft with where nobody names one."""
+
+
+def find(model: str, report: Report) -> Source:
+    """The model of this name. Raises ValueError or RuntimeError whose text is one sentence."""
+    if preset := PRESETS.get(model):
+        return Source(ensure_model(preset, report), preset.title, str(heads_folder(preset)))
+    if published := PUBLISHED.get(model):
+        return Source(hub.small_files(published.backbone), published.title, published.heads, published.backbone,
+                      published.chat_template, published.tree)
+    if hub.is_id(model):
+        return Source(hub.small_files(model), Path(model).name, model, model)
+    if not Path(model).exists():
+        raise SourceError(f"{model} is no folder here, no hub id (owner/name) and none of the models that "
+                          "`python -m medusa_viz models` lists.")
+    return Source(Path(model), Path(model).name, model)
+
+
+def fetch_weights(source: Source, report: Report) -> None:
+    """Get what `find` left on the hub."""
+    if source.repository:
+        hub.weights(source.repository, source.folder, report)
+
+
+def lm_head(folder: Path) -> Tensor:
+    """The matrix [V, d] of a model's LM head, read from its files alone."""
+    files = hub.shards_of(folder)
+    if not files:
+        name = next((name for name in hub.WHOLE if (folder / name).is_file()), hub.WHOLE[0])
+        files = dict.fromkeys(TensorFile(folder / name).shapes, name)
+    for ending in LM_HEADS:
+        if key := next((key for key in files if key == ending or key.endswith(f".{ending}")), None):
+            return TensorFile(folder / files[key]).read([key])[key]
+    raise SourceError(f"The LM head of {folder} was not found among its tensors.")

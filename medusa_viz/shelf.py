@@ -1,0 +1,84 @@
+"""`python -m medusa_viz models` and `convert`: what can be run here, and heads written in another layout."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from medusa_viz.models.presets import PRESETS
+
+LAYOUTS = ("medusa", "medusa-pt", "medusa-2", "vllm", "vllm-no-bias", "tensorrt-llm")
+"""Names of `models.layouts.LAYOUTS`, here so that --help needs no torch."""
+
+
+def add_parsers(commands: argparse._SubParsersAction) -> None:
+    """Add both commands to the command line; `run` is in the parsed arguments."""
+    parser = commands.add_parser("models", help="list the models known by name, and which of them fit this machine")
+    parser.set_defaults(run=list_models)
+    parser = commands.add_parser("convert", help="write heads in the layout of another engine")
+    parser.add_argument("--heads", required=True, help="folder, file or hub id, in any layout")
+    parser.add_argument("--layout", required=True, choices=LAYOUTS)
+    parser.add_argument("--model", default="", help="backbone, for layouts that hold its LM head or all of it")
+    parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="folder to write")
+    parser.set_defaults(run=convert)
+
+
+def list_models(options: argparse.Namespace) -> None:
+    """Every model known by name, with one sentence on whether it fits."""
+    from medusa_viz.models.device import choose
+    from medusa_viz.models.published import fits
+
+    for preset in PRESETS.values():
+        print(f"{preset.name:24} {preset.title} runs anywhere. Licence: {preset.licence}.")
+    for fit in fits(choose().device.type):
+        print(f"{fit.preset.name:24} {fit.sentence} Licence: {fit.preset.licence}.")
+
+
+def convert(options: argparse.Namespace) -> None:
+    """Read heads and write them; what the layout cannot hold is said first."""
+    from medusa_viz.models import checkpoints, sources
+    from medusa_viz.models.adapter import is_adapter
+    from medusa_viz.models.fetch import silent
+    from medusa_viz.models.layouts import losses
+
+    if options.out.is_file() or (options.out.is_dir() and any(options.out.iterdir())):
+        raise ValueError(f"{options.out} is not empty: name another folder.")
+    head, source, sizes = None, None, ()
+    if options.model:
+        source = sources.find(options.model, silent)
+        sources.fetch_weights(source, silent)
+        head = sources.lm_head(source.folder)
+        sizes = (head.shape[1], head.shape[0])
+    loaded = checkpoints.load(options.heads, *sizes)
+    notes = loaded.report.notices + losses(loaded.module, options.layout)
+    is_adapted = is_adapter(loaded.folder)
+    if is_adapted and options.layout != "medusa-2":
+        notes.append("these heads belong to a backbone with an adapter, which this layout leaves out: the medusa-2 "
+                     "layout holds both")
+    for note in notes:
+        print(f"note: {note}", file=sys.stderr)
+    with TemporaryDirectory(dir=options.out.parent) as work:
+        base = source and source.folder
+        if base and is_adapted and options.layout == "medusa-2":
+            base = _merged(base, loaded.folder, Path(work))
+        path = checkpoints.save(options.out, loaded.module, loaded.config, loaded.dtype, options.layout, head, base)
+    print(f"{loaded.module.heads} heads written to {path}")
+
+
+def _merged(base: Path, adapter: Path, target: Path) -> Path:
+    """A copy of the backbone in `target` with an adapter added into its weights."""
+    from transformers import AutoModelForCausalLM
+
+    from medusa_viz.decoding.engine import quiet_transformers
+    from medusa_viz.models import adapter as adapters
+    from medusa_viz.models import hub
+
+    quiet_transformers()
+    adapters.merge(AutoModelForCausalLM.from_pretrained(base, dtype="auto"), adapter).save_pretrained(target)
+    for file in hub.small_in(base):
+        if not (target / file.name).exists():
+            shutil.copyfile(file, target / file.name)
+    return target

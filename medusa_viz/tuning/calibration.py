@@ -1,0 +1,80 @@
+"""Calibrating heads on recorded replies: ranks, accuracies and temperatures in one go; and what is known already."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from medusa_viz.decoding.engine import Engine
+from medusa_viz.models.heads import MedusaHeads
+from medusa_viz.tuning.accuracy import RANKS_NAME, Calibration, load
+from medusa_viz.tuning.jobs import Job
+from medusa_viz.tuning.latency import Latency
+from medusa_viz.tuning.ranking import fitting_temperatures, ranking
+from medusa_viz.tuning.specs import Facts
+
+FINGERPRINT_DIGITS = 16
+
+
+class Replies(Protocol):
+    """What `ranking.Sequences` says, and the split [replies] of each, 0 or 1."""
+
+    ids: np.ndarray
+    offsets: np.ndarray
+    reply_start: np.ndarray
+    split: np.ndarray
+
+
+def calibrating(engine: Engine, replies: Replies, about: dict | None = None) -> Job[Calibration]:
+    """Rank all replies under all heads. The temperatures are fitted on one half of the replies alone."""
+    prompts = prompt_of(replies)
+    two_splits = len(set(replies.split.tolist())) > 1
+    fold = replies.split.astype(bool) if two_splits else prompts % 2 == 1
+    fitted = np.flatnonzero(~fold if (~fold).any() else fold)
+    temperatures = yield from fitting_temperatures(engine.backbone, engine.drafter, replies, fitted)
+    ranked = yield from ranking(engine.backbone, engine.drafter, replies, temperatures)
+    about = (about or {}) | {"heads_fingerprint": heads_fingerprint(engine.drafter.module)}
+    return Calibration(ranked.table, prompts, fold, temperatures, ranked.p, about)
+
+
+def prompt_of(replies: Replies) -> np.ndarray:
+    """int64 [replies]: number of the prompt that each answers; replies behind equal prompt tokens share one."""
+    numbers: dict[bytes, int] = {}
+    starts = replies.offsets[:-1]
+    return np.array([numbers.setdefault(replies.ids[start : start + length].tobytes(), len(numbers))
+                     for start, length in zip(starts.tolist(), replies.reply_start.tolist())], np.int64)
+
+
+def heads_fingerprint(module: MedusaHeads) -> str:
+    """First hex digits of the SHA-256 of the heads' residual weights: tells one set of heads from another."""
+    weights = np.ascontiguousarray(module.weight.detach().float().cpu().numpy())
+    return hashlib.sha256(weights.tobytes()).hexdigest()[:FINGERPRINT_DIGITS]
+
+
+def known_of(source: str, module: MedusaHeads) -> Calibration | None:
+    """The rank table that lies beside heads in their folder, if there is one and it is of these heads."""
+    folder = Path(source)
+    path = (folder if folder.is_dir() else folder.parent) / RANKS_NAME
+    if not path.is_file():
+        return None
+    known = load(path)
+    return known if known.about.get("heads_fingerprint") == heads_fingerprint(module) else None
+
+
+def table_for(path: Path, module: MedusaHeads) -> tuple[Calibration, list[str]]:
+    """A rank table named by a person, and a note where it may be of other heads. Raises ValueError in one sentence."""
+    known = load(path)
+    if known.table.ranks.shape[1] != module.heads:
+        raise ValueError(f"{path} ranks {known.table.ranks.shape[1]} heads, but there are {module.heads}.")
+    same = known.about.get("heads_fingerprint") in (None, heads_fingerprint(module))
+    return known, [] if same else [f"{path.name} was made with other heads ({known.about.get('heads', 'unnamed')})"]
+
+
+def facts_of(engine: Engine, known: Calibration | None = None, latency: Latency | None = None) -> Facts:
+    """What builders may draw on: a calibration's own accuracies if there is one, else those in the heads' file."""
+    accuracy = () if known else engine.accuracy
+    return Facts(engine.drafter.heads, accuracy, known.table if known else None, latency.step_ms if latency else None,
+                 known.temperatures if known else (), engine.drafter.choices)

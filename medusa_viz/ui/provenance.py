@@ -1,0 +1,59 @@
+"""Where the heads come from, in the words of their own file. Nothing is known of heads that bring no facts."""
+
+from __future__ import annotations
+
+from pathlib import PurePath
+
+from medusa_viz.figures import numbers
+from medusa_viz.figures.texts import Texts
+from medusa_viz.tuning.builders import expected_tokens_per_step, sparse
+from medusa_viz.ui.snapshot import Heads
+
+NODES = 15  # of the tree whose tokens per step are told
+LONGEST = 80  # characters of a fact: config files are written by anybody
+
+
+def provenance(heads: Heads | None, t: Texts) -> dict:
+    """`line`: one sentence; `rows`: label and value of each fact."""
+    if heads is None:
+        return {"line": t("view.heads_facts.none"), "rows": []}
+    facts = {name: fact(heads.trained, name) for name in ("recipe", "data", "tokens", "date", "device")}
+    rows = [("name", PurePath(heads.source).name[:LONGEST]), ("recipe", facts["recipe"]),
+            ("data", " · ".join(part for part in (facts["data"], _tokens(facts["tokens"], t)) if part)),
+            ("date", facts["date"]), *_reached(heads, t)]
+    known = facts["recipe"] or facts["data"]
+    line = t("view.heads_facts.line", facts=" · ".join(
+        part for part in (facts["recipe"], facts["date"]) if part)) if known else t("view.heads_facts.unknown")
+    return {"line": line, "rows": [{"label": t(f"view.heads_facts.{key}"), "value": value}
+                                   for key, value in rows if value]}
+
+
+def fact(trained: dict[str, object], name: str) -> str:
+    """A fact as short text; nothing where it is missing or no plain value."""
+    value = trained.get(name) if isinstance(trained, dict) else None
+    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+        return ""
+    text = f"{value:,}" if isinstance(value, int) else str(value)
+    return " ".join(text.split())[:LONGEST]
+
+
+def _tokens(count: str, t: Texts) -> str:
+    return t("view.heads_facts.tokens", n=count) if count.strip("0") else ""
+
+
+def _reached(heads: Heads, t: Texts) -> list[tuple[str, str]]:
+    """Held-out top-1 per head, and tokens per step: as replayed when they were trained, else as the table promises."""
+    accuracy = heads.accuracy
+    if not accuracy or not all(accuracy):
+        return []
+    key, rate = "replayed", _replayed(heads.trained)
+    if rate is None:
+        key, rate = "promised", expected_tokens_per_step(sparse(accuracy, NODES), accuracy)
+    return [("top1", " · ".join(numbers.probability(row[0]) for row in accuracy)),
+            ("rate", t(f"view.heads_facts.{key}", value=f"{rate:.2f}", nodes=NODES))]
+
+
+def _replayed(trained: dict[str, object]) -> float | None:
+    rates = trained.get("tokens_per_step") if isinstance(trained, dict) else None
+    rate = rates.get(str(NODES)) if isinstance(rates, dict) else None
+    return float(rate) if isinstance(rate, (int, float)) else None

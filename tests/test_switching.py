@@ -1,0 +1,132 @@
+"""Another model or other heads while the page runs: what began on the old ones ends on them, then they go."""
+
+import gc
+import json
+import threading
+import weakref
+from types import SimpleNamespace
+
+import pytest
+from tiny_page import saved_heads, saved_model, until
+
+from medusa_viz.ui import host as hosts
+from medusa_viz.ui import running
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    root = tmp_path_factory.mktemp("models")
+    facts = {"recipe": "medusa1", "data": "<b>mine</b>.npz", "tokens": 1234, "date": "2026-01-02",
+             "tokens_per_step": {"15": 1.5}}
+    return SimpleNamespace(model=saved_model(root / "model"), other=saved_model(root / "other"),
+                           heads=saved_heads(root / "heads"), more=saved_heads(root / "more", 4, 1, facts),
+                           foreign=saved_heads(root / "foreign", width=8))
+
+
+@pytest.fixture
+def page(folders):
+    sessions = hosts.Sessions({"model": str(folders.model), "heads": str(folders.heads), "device": "cpu"})
+    sessions._opening = None
+    sessions.host.load()
+    assert sessions.host.status.state == "ready", sessions.host.status.detail
+    yield SimpleNamespace(
+        sessions=sessions, host=sessions.host,
+        act=lambda action, token="one", **payload: json.loads(sessions.act(token, action, payload)))
+    sessions.shutdown()
+
+
+def switched(page, **options):
+    page.host.use(**options)
+    until(lambda: page.host.status.coming is None and page.host.status.state == "ready", "the switch")
+
+
+def test_other_heads_share_the_backbone_and_a_run_ends_on_those_it_began_with(page, folders):
+    old = page.host.model
+    page.act("start", prompt="abc")
+    page.act("step")
+    switched(page, heads=str(folders.more))
+    new = page.host.model
+    assert new is not old and new.engine.backbone is old.engine.backbone and new.worker is old.worker
+    view = page.act("step")
+    assert view["knobs"]["heads"] == 3 and "Start uses them" in view["status"]["text"]
+    assert view["provenance"]["line"] == "There is no record of their training."
+    late = page.act("start", "late", prompt="abc")
+    assert late["knobs"]["heads"] == 4 and late["status"]["text"] == "ready"
+    view = page.act("start", prompt="abc")
+    assert view["knobs"]["heads"] == 4 and len(view["heads"]["head"]) == 4
+    assert view["provenance"]["line"] == "Trained by medusa1 · 2026-01-02"
+    told = {row["label"]: row["value"] for row in view["provenance"]["rows"]}
+    assert told["data"] == "<b>mine</b>.npz · 1,234 reply tokens"
+    assert told["held-out top-1"] == "0.400 · 0.200 · 0.133 · 0.100" and told["tokens per step"].startswith("1.50")
+
+
+def test_an_old_model_goes_when_its_last_run_ends(page, folders):
+    page.act("start", prompt="abc")
+    page.act("start", "two", prompt="abc")
+    gone, thread = weakref.ref(page.host.model.engine.backbone), page.host.model.worker._thread
+    switched(page, model=str(folders.other))
+    assert page.act("step")["steps"]["index"] == 1
+    page.act("start", prompt="abc")
+    gc.collect()
+    assert gone() is not None, "a run of another visitor still needs it"
+    page.sessions.close("two")
+    gc.collect()
+    assert gone() is None
+    thread.join(20)
+    assert not thread.is_alive(), "its worker ended with it"
+    assert page.act("step")["steps"]["index"] == 1
+
+
+@pytest.mark.parametrize("options", [{"heads": "/nowhere/<b>"}, {"model": "/nowhere"}, {"heads": "foreign"}])
+def test_what_cannot_be_loaded_leaves_the_running_model(page, folders, options):
+    old = page.host.model
+    page.act("start", prompt="abc")
+    page.host.use(**{name: str(getattr(folders, value, value)) for name, value in options.items()})
+    until(lambda: page.host.status.fault, "the sentence")
+    assert page.host.model is old and page.host.options["heads"] == str(folders.heads)
+    view = page.act("step")
+    assert view["status"]["notice"].endswith("The running model stays in use.") and view["steps"]["index"] == 1
+    assert view["run"]["can"]["step"] and not view["status"]["loading"]
+    switched(page, heads=str(folders.more))
+    assert not page.act("poll")["status"]["notice"]
+
+
+def test_one_model_is_loaded_at_a_time_and_the_page_shows_it(page, folders, monkeypatch):
+    go, real = threading.Event(), running.load
+
+    def slow(options, report, beside):
+        report("convert", 0.5, "half")
+        go.wait(20)
+        return real(options, report, beside)
+
+    monkeypatch.setattr(running, "load", slow)
+    page.act("start", prompt="abc")
+    page.host.use(heads=str(folders.more))
+    with pytest.raises(hosts.ActionError):
+        page.host.use(heads=str(folders.more))
+    until(lambda: page.host.status.coming.fraction, "the first word of it")
+    view = page.act("step")
+    assert view["status"]["state"] == "ready" and view["status"]["loading"] and view["status"]["fraction"] == 0.5
+    assert "stays in use" in view["status"]["text"]
+    go.set()
+    until(lambda: page.host.status.coming is None, "the switch")
+
+
+def test_a_backbone_with_an_adapter_is_never_shared(page, folders, tmp_path):
+    model, options = page.host.model, page.host.options
+    assert running._same_backbone(model, {**options, "heads": str(folders.more)})
+    adapted = saved_heads(tmp_path / "adapted")
+    (adapted / "adapter_config.json").write_text("{}")
+    assert not running._same_backbone(model, {**options, "heads": str(adapted)})
+    assert not running._same_backbone(model, {**options, "dtype": "fp64"})
+    model.options = {**options, "heads": str(adapted)}
+    assert not running._same_backbone(model, {**options, "heads": str(folders.more)})
+
+
+def test_a_server_without_a_model_takes_the_first_that_loads(folders):
+    sessions = hosts.Sessions({"model": "/nowhere", "heads": str(folders.heads), "device": "cpu"})
+    sessions.host.load()
+    assert sessions.host.status.state == "error"
+    sessions.host.use(model=str(folders.model))
+    until(lambda: sessions.host.model, "the model")
+    sessions.shutdown()

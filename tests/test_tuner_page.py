@@ -1,0 +1,378 @@
+"""The Tuner page from the server's side: jobs, visitors, trees, exchange, and the tree in the Explorer's session."""
+
+import json
+import threading
+from types import SimpleNamespace
+
+import pytest
+from tiny_page import saved_heads, saved_model, until
+
+from medusa_viz.tuning import formats, latency, thresholds
+from medusa_viz.tuning.published_trees import published
+from medusa_viz.ui import host as hosts
+from medusa_viz.ui import tuner_charts, tuner_plan, tuner_work
+
+QUICK_ROWS = (1, 2, 4, 8)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    root = tmp_path_factory.mktemp("tuner")
+    return SimpleNamespace(model=saved_model(root / "model"), heads=saved_heads(root / "heads"),
+                           more=saved_heads(root / "more", 4, 1))
+
+
+@pytest.fixture
+def page(folders, tmp_path, monkeypatch):
+    """act(action, token, **payload) -> view of the Tuner; everything small and quick."""
+    from medusa_viz.tuning import measure_latency
+
+    monkeypatch.setenv("MEDUSA_VIZ_CACHE", str(tmp_path))
+    measuring = measure_latency.measuring
+    monkeypatch.setattr(measure_latency, "measuring", lambda engine: measuring(engine, QUICK_ROWS, (8, 16), 1))
+    monkeypatch.setattr(tuner_work, "ANSWERED", 4)
+    monkeypatch.setattr(tuner_work, "ANSWER_TOKENS", 12)
+    monkeypatch.setitem(tuner_plan.MEASURE, "quick", (1, 6))
+    monkeypatch.setitem(tuner_plan.STUDY, "quick", tuner_plan.Depth((0.01, 0.25), (0.7,), 1, 6))
+    sessions = hosts.Sessions({"model": str(folders.model), "heads": str(folders.heads), "device": "cpu"})
+    sessions._opening = None
+    sessions.host.load()
+
+    def act(action, token="one", **payload):
+        return json.loads(sessions.pages.act(token, "tuner", action, payload))
+
+    until(lambda: act("poll")["ready"], "what lies stored")
+    yield SimpleNamespace(act=act, sessions=sessions, host=sessions.host, root=tmp_path,
+                          explorer=lambda action, **payload: json.loads(sessions.act("one", action, payload)))
+    sessions.shutdown()
+
+
+def done(page, action, token="one", **payload):
+    """Run a job to its end; the view behind it."""
+    view = page.act(action, token, **payload)
+    assert not view["notice"] and view["job"]["live"], view
+    view = first(page, lambda v: not (v["job"] or {}).get("live"), token)
+    assert view["job"] is None, view["job"]
+    return view
+
+
+def first(page, true, token="one"):
+    """The first look that shows it."""
+    def look():
+        view = page.act("poll", token)
+        return view if true(view) else None
+
+    return until(look, "the look")
+
+
+def surveyed(page):
+    return first(page, lambda view: not view["surveying"])
+
+
+def part(view, name):
+    return view["parts"][name]["body"]
+
+
+def fact(view, key):
+    return next((row["value"] for row in view["chosen"]["facts"] if row["key"] == key), None)
+
+
+# ---- sources and jobs ---------------------------------------------------------------------------------------------
+
+
+def test_without_measurements_the_page_says_where_numbers_come_from(page):
+    view = page.act("hello")
+    assert view["sources"]["rates_kind"] == "config" and "not calibrated" in view["sources"]["rates"]
+    assert view["advice"]["state"] == "time" and fact(view, "second") == "–" and fact(view, "replayed") == "–"
+    assert part(view, "heat")["points"] == 30 and part(view, "latency")["points"] == 0
+    joint = next(kind for kind in view["controls"]["kinds"] if kind["name"] == "joint")
+    assert "calibrate" in joint["lacking"]
+    assert "at temperature" not in view["advice"]["text"] and "about" in view["sources"]["time"]
+
+
+def test_calibrate_time_and_measure_lead_to_a_recommendation(page):
+    view = done(page, "calibrate")
+    assert view["sources"]["rates_kind"] == "known" and "4 greedy replies" in view["sources"]["rates"]
+    assert fact(view, "replayed") != "–", "the tree on the desk is judged anew"
+    view = done(page, "time")
+    assert view["sources"]["times_kind"] == "measured" and part(view, "latency")["points"]
+    view = surveyed(page)
+    assert view["advice"]["state"] in ("tree", "plain") and part(view, "scatter")["points"]
+    drawn = {key["label"] for key in part(view, "steps")["legend"]}
+    assert drawn >= {"sparse", "best-dense", "joint", "sequoia", "dynamic"}
+    assert all(batch["text"] for batch in view["controls"]["batches"])
+    page.act("choose", kind="sparse", budget=3)
+    view = done(page, "measure", extent="quick")
+    rows = part(page.act("hello"), "measured")["rows"]
+    assert rows[0]["name"] == "plain" and rows[0]["rate"] == "1.000"
+    row = next(row for row in rows if row["name"] == "sparse:3")
+    assert row["equal"]["state"] in ("yes", "tie") and row["expected"].endswith("%") and row["predicted"].endswith("%")
+    assert fact(page.act("hello"), "measured").startswith(row["rate"])
+    view = done(page, "measure", extent="quick", sampled=True)
+    tempered = next(row for row in part(view, "measured")["rows"] if row["name"] == "sparse:3 · T 0.7")
+    assert tempered["expected"] == tempered["replayed"] == tempered["predicted"] == "–", "nothing predicts it"
+
+
+def test_what_was_measured_is_there_for_the_next_server(page, folders):
+    done(page, "calibrate")
+    done(page, "time")
+    again = hosts.Sessions({"model": str(folders.model), "heads": str(folders.heads), "device": "cpu"})
+    again.host.load()
+    other = SimpleNamespace(act=lambda action, token: json.loads(again.pages.act(token, "tuner", action, {})))
+    view = first(other, lambda view: view["ready"])
+    assert view["sources"]["rates_kind"] == "known" and view["sources"]["times_kind"] == "measured"
+    again.shutdown()
+
+
+def test_thresholds_are_measured_against_a_proxy(page):
+    view = done(page, "thresholds", extent="quick")
+    shown = json.loads(part(view, "thresholds")["figure"])
+    assert {trace["name"] for trace in shown["data"]} == {"ε at T 0.7", "T at ε 0.09", "plain greedy", "plain sampling"}
+    assert "proxy" in part(view, "thresholds")["caption"]
+    view = page.act("show", proxy="distinct_3")
+    assert "distinct" in json.loads(part(view, "thresholds")["figure"])["layout"]["yaxis"]["title"]["text"]
+
+
+def test_the_study_of_the_page_is_the_one_of_the_command_line():
+    full = tuner_plan.STUDY["full"]
+    assert full.epsilons == thresholds.EPSILONS and full.temperatures == thresholds.TEMPERATURES
+    assert tuner_charts.SWEPT_TEMPERATURE == thresholds.TEMPERATURE == tuner_plan.TEMPERED
+    assert tuner_charts.SWEPT_EPSILON == thresholds.EPSILON
+
+
+def test_a_cancelled_job_keeps_nothing_and_another_can_begin(page, monkeypatch):
+    gate = _slow(monkeypatch)
+    assert page.act("time")["job"]["live"]
+    assert "step times is under way" in page.act("calibrate")["notice"]
+    assert page.act("cancel")["notice"] == ""
+    gate.set()
+    view = first(page, lambda view: view["job"] is None)
+    assert view["sources"]["times_kind"] == "none" and not list(page.root.glob("latency/*"))
+    assert "No job" in page.act("cancel")["notice"]
+    monkeypatch.undo()
+    page.act("hello")
+
+
+def _slow(monkeypatch):
+    """Parts wait for the gate, so that a test can act between them."""
+    gate = threading.Event()
+    timing = tuner_work.timing
+
+    def slow(engine):
+        job = timing(engine)
+        yield next(job)
+        gate.wait(20)
+        return (yield from job)
+
+    monkeypatch.setattr(tuner_work, "timing", slow)
+    return gate
+
+
+def test_a_closed_tab_ends_its_job_and_others_get_their_turns(page, monkeypatch):
+    gate = _slow(monkeypatch)
+    page.act("time", "two")
+    task = page.sessions.pages["tuner"]._desks["two"].task
+    assert page.act("poll")["job"] is None, "another visitor's job is not mine"
+    page.sessions.close("two")
+    gate.set()
+    until(lambda: task.state == "cancelled", "the end")
+    assert page.explorer("start", prompt="abc")["steps"]["count"] == 1
+
+
+def test_a_fault_in_a_job_is_one_sentence(page, monkeypatch):
+    def broken(engine):
+        yield from ()
+        raise ValueError("The device is on fire.")
+
+    monkeypatch.setattr(tuner_work, "timing", broken)
+    page.act("time")
+    view = first(page, lambda view: view["job"] and not view["job"]["live"])
+    assert view["job"]["text"] == "The device is on fire."
+
+
+# ---- visitors and heads -------------------------------------------------------------------------------------------
+
+
+def test_two_visitors_have_desks_of_their_own(page):
+    page.act("choose", "one", kind="chain", budget=2)
+    page.act("price", "one", batch=8)
+    page.act("load_curve", "one", text=latency.to_json(curve()))
+    other = page.act("hello", "two")
+    assert other["chosen"]["title"] == "sparse:16" and other["controls"]["batch"] == 1
+    assert not other["sources"]["loaded"]
+    one = page.act("hello", "one")
+    assert one["chosen"]["title"] == "chain:2" and one["controls"]["batch"] == 8
+
+
+def curve():
+    spread = [latency.Spread(10.0 + row, 9.0, 40.0) for row in QUICK_ROWS]
+    small = [latency.Spread(0.1, 0.1, 0.1)] * len(QUICK_ROWS)
+    return latency.Latency({"device": "<b>H200</b>", "date": "2026-11-29"}, QUICK_ROWS, [latency.Curve(64, spread)],
+                           small[0], small[0], small, small)
+
+
+def test_a_recorded_curve_prices_trees_and_says_so(page):
+    surveyed(page)
+    view = page.act("load_curve", text=latency.to_json(curve()), name="h200.json")
+    assert view["sources"]["times"] == "<b>H200</b>, recorded on 2026-11-29" and view["sources"]["elsewhere"]
+    assert view["sources"]["times_kind"] == "recorded" and not view["sources"]["own"]
+    assert "<b>" not in json.dumps(json.loads(part(view, "latency")["figure"])), "a device's name is no markup"
+    assert view["advice"]["state"] == "tree" and "H200" in view["advice"]["text"]
+    assert not page.act("price", elsewhere=False)["sources"]["elsewhere"]
+    view = page.act("load_curve", text='{"medusa_viz_latency": 1}', name="x")
+    assert "no latency curve" in view["notice"]
+
+
+def test_other_heads_clear_the_desk(page, folders):
+    page.act("choose", kind="chain", budget=3)
+    page.host.use(heads=str(folders.more))
+    until(lambda: page.host.status.coming is None and page.host.status.state == "ready", "the switch")
+    until(lambda: page.act("poll")["ready"], "the new study")
+    assert part(page.act("hello"), "heat")["points"] == 40
+    assert page.act("hello")["chosen"]["title"] == "sparse:16"
+
+
+# ---- trees --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("budget", [0, 1, 63, 300])
+def test_every_builder_draws_what_it_builds(page, budget):
+    done(page, "calibrate")
+    for kind in ("sparse", "best-dense", "sequoia", "joint", "random-dense", "random-sparse", "chain"):
+        view = page.act("choose", kind=kind, budget=budget)
+        assert not view["notice"] and view["chosen"]["nodes"] <= budget
+        tree = part(view, "tree")
+        assert tree["count"] == view["chosen"]["nodes"]
+        assert len([node for node in tree["nodes"] if node["own"]]) + tree["folded"] == tree["count"]
+
+
+@pytest.mark.parametrize(("payload", "word"), [
+    ({"kind": "sparse", "budget": -1}, "0 to 4,680"), ({"kind": "sparse", "budget": "7"}, "0 to 4,680"),
+    ({"kind": "sparse", "budget": True}, "0 to 4,680"), ({"kind": "<b>", "budget": 3}, "“<b>”"),
+    ({"kind": "published", "name": "x"}, "no published tree"), ({"kind": "sequoia", "budget": 4680}, "beyond 512"),
+    ({"kind": "joint", "budget": 3}, "calibrate"), ({"kind": 3}, "cannot take"),
+])
+def test_what_cannot_be_chosen_is_a_sentence_and_changes_nothing(page, payload, word):
+    view = page.act("choose", **payload)
+    assert word in view["notice"] and view["chosen"]["title"] == "sparse:16"
+
+
+def test_published_trees_are_trimmed_with_a_note(page):
+    view = page.act("choose", kind="published", name="mc_sim_7b_63")
+    assert view["chosen"]["nodes"] == 61 and "2 nodes below depth 3" in view["chosen"]["notes"][0]
+    assert len(view["controls"]["published"]) == len(published()) == 9
+
+
+def test_a_dynamic_tree_says_what_it_cannot(page):
+    view = page.act("choose", kind="dynamic", budget=7)
+    assert part(view, "tree")["figure"] is None and view["chosen"]["why_not"]
+    assert "another one at each step" in page.act("use")["notice"]
+    assert "another one" in page.act("prune", path="0")["notice"]
+    assert not part(page.act("hello"), "exchange")["possible"]
+
+
+def test_prune_add_undo_redo(page):
+    view = page.act("choose", kind="sparse", budget=8)
+    before = view["chosen"]["fingerprint"]
+    view = page.act("prune", path="0")
+    assert view["chosen"]["title"].startswith("own tree") and view["chosen"]["nodes"] < 8
+    pruned = view["chosen"]["fingerprint"]
+    view = page.act("add", path="0.2.1")
+    assert view["chosen"]["nodes"] == sum(node["own"] for node in part(view, "tree")["nodes"])
+    assert {"0", "0.2", "0.2.1"} <= {node["path"] for node in part(view, "tree")["nodes"]}
+    assert page.act("undo")["chosen"]["fingerprint"] == pruned
+    view = page.act("undo")
+    assert view["chosen"]["fingerprint"] == before and view["chosen"]["title"] == "sparse:8"
+    assert page.act("redo")["chosen"]["fingerprint"] == pruned
+    for action, payload, word in (("prune", {"path": ""}, "root"), ("prune", {"path": "9.9"}, "no node"),
+                                  ("add", {"path": "0.0.0.0"}, "no such node"), ("add", {"path": "x"}, "no such node"),
+                                  ("add", {"path": "99"}, "no such node")):
+        assert word in page.act(action, **payload)["notice"], payload
+    page.act("undo")
+    page.act("undo")
+    assert "nothing to undo" in [page.act("undo")["notice"] for _ in range(3)][-1]
+
+
+def test_slots_cuts_and_growth_are_drawn_without_changing_the_tree(page):
+    page.act("choose", kind="sparse", budget=5)
+    plain = part(page.act("hello"), "tree")
+    assert {node["verdict"] for node in plain["nodes"]} == {"root", "planned"}
+    for setting in ({"editing": True}, {"cutting": True, "editing": False}):
+        tree = part(page.act("show", **setting), "tree")
+        assert tree["count"] == 5 and sum(node["own"] for node in tree["nodes"]) == 5
+        assert any(not node["own"] and node["verdict"] == "slot" for node in tree["nodes"])
+    page.act("show", cutting=False)
+    grown = [part(page.act("show", grown=n), "tree") for n in range(6)]
+    assert [sum(node["verdict"] == "planned" for node in tree["nodes"]) for tree in grown] == [0, 1, 2, 3, 4, 5]
+    assert all([node["x"] for node in tree["nodes"]] == [node["x"] for node in plain["nodes"]] for tree in grown)
+    view = page.act("hello")
+    assert len(part(view, "following")["next"]) == 5
+
+
+def test_depth_bars_sum_to_the_accepted_length(page):
+    done(page, "calibrate")
+    view = page.act("choose", kind="joint", budget=6)
+    bars = json.loads(part(view, "reached")["figure"])["data"]
+    assert [bar["name"] for bar in bars] == ["expected", "replayed"]
+    rate = float(part(view, "reached")["caption"].split("1 + E[L] = ")[1].split(",")[0])
+    assert sum(bars[1]["y"]) + 1 == pytest.approx(rate, abs=2e-3)
+    assert sum(bars[0]["y"]) + 1 == pytest.approx(float(fact(view, "expected")), abs=2e-3)
+
+
+# ---- exchange -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", list(formats.FORMATS))
+def test_what_is_exported_can_be_imported(page, name):
+    page.act("choose", kind="chain", budget=3)
+    view = page.act("show", format=name)
+    shown = part(view, "exchange")
+    assert shown["possible"] and shown["text"]
+    page.act("choose", kind="sparse", budget=2)
+    view = page.act("import", text=shown["text"])
+    assert not view["notice"] and view["chosen"]["nodes"] == 3 and view["chosen"]["notes"][0].startswith("Read as")
+
+
+@pytest.mark.parametrize("text", ["__import__('os').system('touch x')", "<img src=x onerror=alert(1)>", "",
+                                  "[[0],[-1]]", "{" * 5000, "[[0, 99]]", "9" * 5000])
+def test_hostile_text_is_refused_in_one_sentence(page, text):
+    view = page.act("import", text=text)
+    assert view["notice"] and view["chosen"]["title"] == "sparse:16"
+
+
+# ---- in the Explorer ----------------------------------------------------------------------------------------------
+
+
+def test_an_explicit_tree_decodes_as_greedy_does(page):
+    page.act("import", text="[[0],[2],[0,1],[2,0],[0,1,3]]")
+    paths = page.act("use")["give"]["paths"]
+    assert page.act("hello")["give"] is None, "given once"
+    view = page.explorer("tree", paths=paths)
+    assert not view["status"]["notice"]
+    view = page.explorer("start", prompt="abc")
+    assert view["knobs"]["readout"].startswith("own tree of 5 nodes (2/2/1)") and view["knobs"]["size"] == 5
+    assert len(view["tree"]["nodes"]) == 6 and view["run"]["command"] == ""
+    for _ in range(3):
+        view = page.explorer("step")
+    until(lambda: page.explorer("poll")["equality"]["state"] in ("equal", "tie"), "the comparison with plain greedy")
+    assert page.explorer("knob", temperature=0.7)["knobs"]["readout"].startswith("own tree"), "reweighing keeps it"
+    view = page.explorer("knob", size=4)
+    assert "own tree" not in view["knobs"]["readout"] and view["knobs"]["top_s"] == [3, 2, 4]
+    view = page.explorer("back")
+    assert view["knobs"]["readout"].startswith("own tree"), "a step comes back with its own tree"
+
+
+def test_a_tree_that_walls_and_size_give_is_theirs(page):
+    page.explorer("start", prompt="abc")
+    view = page.explorer("tree", paths=[[0], [1], [0, 0], [0, 1], [1, 0], [1, 1]])
+    assert "own tree" not in view["knobs"]["readout"] and view["knobs"]["top_s"] == [2, 2, 0]
+    view = page.explorer("tree", paths=[[0, 0, 0, 0]])
+    assert "below depth 3" in view["status"]["notice"] and len(view["tree"]["nodes"]) == 4
+
+
+@pytest.mark.parametrize(("paths", "word"), [
+    ([[11]], "10 best tokens"), ([["x"]], "whole numbers"), (3, "cannot take")])
+def test_odd_trees_leave_the_explorer_as_it_was(page, paths, word):
+    page.explorer("start", prompt="abc")
+    view = page.explorer("tree", paths=paths)
+    assert word in view["status"]["notice"] and view["knobs"]["top_s"] == [4, 3, 2]

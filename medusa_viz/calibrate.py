@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from medusa_viz.models.presets import REPOSITORY
+from medusa_viz.models.presets import PRESETS, REPOSITORY
 
 if TYPE_CHECKING:
     from medusa_viz.decoding.engine import Engine
@@ -105,6 +105,8 @@ def _measure(options: argparse.Namespace, engine: Engine, replies: Replies) -> N
     options.out.parent.mkdir(parents=True, exist_ok=True)
     accuracy.save(options.out, known, measured, split=replies.split, kind=replies.kind, kinds=np.array(replies.kinds))
     print(report(measured, rates, len(replies), int(known.prompts.max()) + 1))
+    if known.about["perplexity"]:
+        print(f"perplexity of the backbone on these replies: {known.about['perplexity']:.4f}")
     heat = ", ".join(f"{temperature:g}" for temperature in known.temperatures)
     print(f"temperatures at which the heads' own probabilities fit best, per head: {heat}")
     print(f"ranks and accuracy are in {options.out}", file=sys.stderr)
@@ -128,7 +130,9 @@ def calibrate(engine: Engine, replies: Replies, about: dict) -> Calibration:
 
 def shipped_replies(options: argparse.Namespace) -> Path:
     """The token file of replies to calibrate on: the one named, else the model's own that ships with the project."""
-    path = options.replies or REPOSITORY / "assets" / "prompts" / f"replies-{options.model}.npz"
+    preset = PRESETS.get(options.model)
+    name = preset.weights if preset else options.model  # an adapted preset is judged on the replies of its original
+    path = options.replies or REPOSITORY / "assets" / "prompts" / f"replies-{name}.npz"
     if not options.replies and not path.is_file():
         raise ValueError(f"No replies of {options.model} ship with the project; name some with --replies, or a file of "
                          "--prompts for it to answer.")

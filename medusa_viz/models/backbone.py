@@ -10,6 +10,7 @@ import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -87,6 +88,14 @@ class Backbone:
     def step(self) -> str:
         """How a tree's forward runs, in words; see `static`."""
         return self.static.words if self.static else self._eager
+
+    @cached_property
+    @torch.inference_mode()
+    def has_plain_head(self) -> bool:
+        """Whether the logits are just the LM head's product, neither scaled nor capped."""
+        ids = [token % self.vocab_size for token in (11, 7, 5, 3)]
+        forward = self.prefill(ids, self.new_cache(len(ids)), keep=len(ids))
+        return torch.allclose(self.lm_head(forward.hidden), forward.logits, rtol=1e-2, atol=1e-3)
 
     def new_cache(self, capacity: int) -> TreeCache:
         if self.static:

@@ -36,7 +36,8 @@ def calibrating(engine: Engine, replies: Replies, about: dict | None = None) -> 
     fitted = np.flatnonzero(~fold if (~fold).any() else fold)
     temperatures = yield from fitting_temperatures(engine.backbone, engine.drafter, replies, fitted)
     ranked = yield from ranking(engine.backbone, engine.drafter, replies, temperatures)
-    about = (about or {}) | {"heads_fingerprint": heads_fingerprint(engine.drafter.module)}
+    about = (about or {}) | {"heads_fingerprint": heads_fingerprint(engine.drafter.module),
+                             "perplexity": ranked.perplexity}
     return Calibration(ranked.table, prompts, fold, temperatures, ranked.p, about)
 
 

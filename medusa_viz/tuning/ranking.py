@@ -6,6 +6,7 @@ that trees rebuilt at each step can be replayed without the model too.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -39,10 +40,13 @@ class Sequences(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Ranked:
-    """`p` float16 [P, K, ranks], where temperatures were given: what each head gave its best tokens at every row."""
+    """`p` float16 [P, K, ranks], where temperatures were given: what each head gave its best tokens at every row.
+    `perplexity`: e to the mean of the backbone's own −log p over the reply tokens; None for a model whose logits are
+    not its LM head's product."""
 
     table: RankTable
     p: np.ndarray | None
+    perplexity: float | None
 
 
 def ranking(backbone: Backbone, drafter: Drafter, replies: Sequences, temperatures: Sequence[float] = (),
@@ -57,16 +61,18 @@ def ranking(backbone: Backbone, drafter: Drafter, replies: Sequences, temperatur
     total, width = int(lengths.sum()), min(ranks, drafter.choices)
     table = np.full((total, drafter.heads), NOT_RANKED, np.uint8)
     p = np.zeros((total, drafter.heads, width), np.float16) if len(temperatures) else None
-    place_of, done = _draft_places(drafter, backbone.vocab_size), 0
+    place_of, done, surprise = _draft_places(drafter, backbone.vocab_size), 0, 0.0
     for batch in _batches(np.diff(replies.offsets)):
-        for i, logits, targets, first in _forced(backbone, drafter, replies, batch, starts, lengths, place_of):
+        for i, logits, targets, first, own in _forced(backbone, drafter, replies, batch, starts, lengths, place_of):
+            surprise += own
             rows = slice(first_rows[i] + first, first_rows[i] + first + logits.shape[1])
             table[rows] = _ranks(logits, targets)
             if p is not None:
                 p[rows] = top_p(logits, temperatures, width)
         done += int(lengths[batch].sum())
         yield Progress(done, total, "ranking")
-    return Ranked(RankTable(table, lengths), p)
+    perplexity = math.exp(surprise / max(1, total)) if backbone.has_plain_head else None
+    return Ranked(RankTable(table, lengths), p, perplexity)
 
 
 def rank_replies(backbone: Backbone, drafter: Drafter, replies: Sequences) -> RankTable:
@@ -86,7 +92,7 @@ def fitting_temperatures(backbone: Backbone, drafter: Drafter, replies: Sequence
     loss = np.zeros((drafter.heads, len(TEMPERATURES)))
     for places in _batches(np.diff(replies.offsets)[chosen]):
         batch = chosen[places]
-        for _, logits, targets, _ in _forced(backbone, drafter, replies, batch, starts, lengths, place_of):
+        for _, logits, targets, _, _ in _forced(backbone, drafter, replies, batch, starts, lengths, place_of):
             loss += _losses(logits, targets)
         done += int(lengths[batch].sum())
         yield Progress(done, total, "temperatures")
@@ -121,14 +127,19 @@ def _drafting(replies: Sequences) -> tuple[np.ndarray, np.ndarray]:
 
 @torch.inference_mode()
 def _forced(backbone: Backbone, drafter: Drafter, replies: Sequences, batch: Sequence[int], starts: np.ndarray,
-            lengths: np.ndarray, place_of: Tensor) -> Iterator[tuple[int, Tensor, Tensor, int]]:
-    """(reply, logits [K, positions, V'], targets [K, positions], first position), CHUNK positions at a time."""
+            lengths: np.ndarray, place_of: Tensor) -> Iterator[tuple[int, Tensor, Tensor, int, float]]:
+    """(reply, logits [K, positions, V'], targets [K, positions], first position, the backbone's −log p of the tokens
+    at those positions, summed), CHUNK positions at a time."""
     texts = [_text(replies, i) for i in batch]
     for i, ids, hidden in zip(batch, texts, forced_states(backbone, texts)):
         drafting = hidden[starts[i] - 1 : starts[i] - 1 + lengths[i]]
         targets = _targets(place_of[ids], int(starts[i]), int(lengths[i]), drafter.heads)
+        came = ids[starts[i] : starts[i] + lengths[i]].to(hidden.device)
         for first in range(0, int(lengths[i]), CHUNK):
-            yield i, drafter.logits(drafting[first : first + CHUNK]), targets[:, first : first + CHUNK], first
+            part = slice(first, first + CHUNK)
+            said = backbone.lm_head(drafting[part]).float()
+            own = torch.nn.functional.cross_entropy(said, came[part], reduction="sum")
+            yield i, drafter.logits(drafting[part]), targets[:, part], first, float(own)
 
 
 def _text(replies: Sequences, i: int) -> Tensor:

@@ -129,10 +129,10 @@ class Desk:
     def advice(self, batch: int | None = None) -> Recommendation | None:
         """None while there are no step times or no trees to choose from."""
         batch = batch or self.batch
-        return self._known("advice", lambda: self._advice(batch), batch)
+        return self._known("advice", lambda: self._advice(self.study.all_options, batch), batch)
 
-    def _advice(self, batch: int) -> Recommendation | None:
-        options, latency = self.study.all_options, self.latency
+    def _advice(self, options: Sequence[Option], batch: int) -> Recommendation | None:
+        latency = self.latency
         if not latency or not any(option.tokens_per_step for option in options):
             return None
         return recommend.recommend(recommend.repriced(options, latency, batch, self.place),
@@ -159,7 +159,8 @@ class Desk:
         self.redone, self.touched = [], True
 
     def follow(self) -> None:
-        """Until the person chooses, the recommended tree is the chosen one. A new calibration judges it anew."""
+        """Until the person chooses, the fastest tree of one shape is the chosen one. A new calibration judges it anew.
+        """
         study = self.study
         if self.chosen.survey is not study.survey:
             if not self.touched and study.facts.rates and self.chosen.kind == CHAIN:
@@ -167,7 +168,8 @@ class Desk:
             self.chosen = judged(study, self.chosen)
         if self.touched or not study.settled:
             return
-        advice = self.advice()
+        fixed = [option for option in self.study.all_options if isinstance(option.tree, TreeShape)]
+        advice = self._known("fixed", lambda: self._advice(fixed, self.batch), self.batch)
         best = advice.best if advice else None
         if best is not None and best.spec != self.chosen.option.spec:
             kind, _, budget = best.spec.partition(":")

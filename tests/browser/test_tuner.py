@@ -65,7 +65,7 @@ def test_a_recorded_curve_leads_to_a_tree_that_the_explorer_drafts(tuner):
     for tab in ("speed", "steps", "reached", "scatter"):
         page.click(f"#tuner-tab-{tab}")
         expect(page.locator(f"#tuner-{tab} .mv-curve-box")).not_to_have_attribute("data-points", "0", timeout=PATIENCE)
-        expect(page.locator(f"#tuner-{tab} .js-plotly-plot .plot").first).to_be_visible(timeout=PATIENCE)
+        expect(page.locator(f"#tuner-{tab} .js-plotly-plot .main-svg").first).to_be_visible(timeout=PATIENCE)
     assert page.evaluate("document.documentElement.scrollHeight <= innerHeight"), "one screen"
     act(page, lambda: page.click(".mv-batches [data-batch='32']"))
     expect(page.locator(".mv-batches [aria-pressed=true]")).to_have_attribute("data-batch", "32")
@@ -150,10 +150,11 @@ def test_a_job_shows_its_progress_and_is_cancelled(tuner):
 
 def test_on_a_phone_it_is_one_column_with_room_for_thumbs(tuner):
     page = tuner(390, 844)
-    expect(page.locator("#tuner-tree .js-plotly-plot .plot").first).to_be_visible(timeout=PATIENCE)
+    expect(page.locator("#tuner-tree .js-plotly-plot .main-svg").first).to_be_visible(timeout=PATIENCE)
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     small = page.evaluate("""() => [...document.querySelectorAll('.mv-tuner :is(button, select)')]
-      .filter((one) => one.offsetParent && one.getBoundingClientRect().height < 43.5).map((one) => one.id || one.textContent)""")
+      .filter((one) => one.offsetParent && one.getBoundingClientRect().height < 43.5)
+      .map((one) => one.id || one.textContent)""")
     assert not small, small
     wide = page.evaluate("""() => [...document.querySelectorAll('.mv-tuner .mv-panel')]
       .filter((one) => one.offsetParent && one.getBoundingClientRect().width < 340).map((one) => one.id)""")

@@ -184,7 +184,8 @@ def measured(subject: Subject, sizes: Sizes) -> dict:
     result = {
         "date": date.today().isoformat(), "device": backbone.placement.device_name, "torch": torch.__version__,
         "transformers": transformers.__version__, "cuda": torch.version.cuda, "model": subject.name,
-        "dtype": backbone.placement.dtype_name, "step": backbone.step + ("" if cuda else ", on a CPU for this check alone"), "tree_nodes": tree.nodes,
+        "dtype": backbone.placement.dtype_name, "tree_nodes": tree.nodes,
+        "step": backbone.step + ("" if cuda else ", on a CPU for this check alone"),
         "acceptance": {"simulated": subject.simulated, "accuracy": subject.accuracy,
                        "source": ACCURACY_SOURCE if subject.simulated else "measured: the heads' own drafts"},
         "sizes": asdict(sizes), "equality": equality(subject, tree, sizes), "latency": latency,

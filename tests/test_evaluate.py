@@ -27,7 +27,7 @@ def test_ranks_and_accuracy_equal_a_plain_count(tmp_path):
     for i in range(len(replies)):
         ids = replies.sequence(i)
         for t in range(replies.reply_start[i] - 1, len(ids) - 1):
-            best = drafter.top(torch.tensor(states[replies.offsets[i] + t][None]).float(), 10).ids
+            best = drafter.top(torch.tensor(states[replies.offsets[i] + t][None]).float(), 64).ids
             for k in range(1, 4):
                 target = ids[t + k + 1] if t + k + 1 < len(ids) else -1
                 rank = best[k - 1].tolist().index(target) if target in best[k - 1] else NOT_RANKED
@@ -79,7 +79,7 @@ def test_scores_are_given_per_source_and_for_greedy_replies_alone(tmp_path):
     backbone, replies = tiny_backbone(), random_replies()
     states = hidden.hidden_states(backbone, replies, tmp_path, torch.float32)
     rows = objectives.output_rows(backbone.lm_head, None, torch.float32)
-    scores = evaluate.evaluate(MedusaHeads(2, WIDTH), rows, states, replies)
+    scores = evaluate.evaluate(evaluate.rank_table(MedusaHeads(2, WIDTH), rows, states, replies), replies)
     assert set(scores) == {"all", "self-synthesised", "written prompts", "all, greedy", "self-synthesised, greedy",
                            "written prompts, greedy"}
     assert scores["all"].tokens_per_step == {} and scores["all, greedy"].tokens_per_step["63"] >= 1

@@ -7,17 +7,17 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from medusa_viz.decoding.settings import MAX_RANKS
 from medusa_viz.models.heads import MedusaHeads
 from medusa_viz.training.data import SELF_SYNTHESISED, Replies
 from medusa_viz.training.objectives import OutputRows
 from medusa_viz.tuning.accuracy import accuracy, subset
 from medusa_viz.tuning.builders import sparse
-from medusa_viz.tuning.replay import NOT_RANKED, RankTable, replay
+from medusa_viz.tuning.ranking import ranks_of
+from medusa_viz.tuning.replay import RankTable, replay
 
 REPLAYED_NODES = (3, 7, 15, 63)
 WRITTEN = "written prompts"
-CHUNK = 1024  # positions ranked at once
+CHUNK = 256  # positions ranked at once, by all heads
 
 
 @dataclass(frozen=True)
@@ -60,25 +60,21 @@ def perplexity(hidden: np.ndarray, replies: Replies, rows: OutputRows) -> float:
 
 
 @torch.inference_mode()
-def rank_table(module: MedusaHeads, rows: OutputRows, hidden: np.ndarray, replies: Replies,
-               top: int = MAX_RANKS) -> RankTable:
-    """Rank of every reply token under every head, from the hidden states [N, d] of `replies`."""
+def rank_table(module: MedusaHeads, rows: OutputRows, hidden: np.ndarray, replies: Replies) -> RankTable:
+    """Rank of every reply token under every head (see `ranking.ranks_of`), from the hidden states [N, d]."""
     # The first step drafts at the last prompt token.
     first = replies.offsets[:-1] + np.maximum(replies.reply_start, 1) - 1
     lengths = np.maximum(replies.offsets[1:] - 1 - first, 0)
     places = np.concatenate([np.arange(start, start + n) for start, n in zip(first, lengths)] or [[]]).astype(np.int64)
     ends = np.repeat(replies.offsets[1:], lengths)
     targets = _targets(module, replies, places, ends)
-    ranks = np.full(targets.shape, NOT_RANKED, np.uint8)
+    ranks = np.empty(targets.shape, np.uint8)
     for start in range(0, len(places), CHUNK):
         part = slice(start, start + CHUNK)
         states = torch.from_numpy(hidden[places[part]]).to(module.weight)
-        for k, features in enumerate(module.features(states)):
-            logits = torch.nn.functional.linear(features.to(rows.weight.dtype), rows.weight, rows.bias)
-            target = torch.from_numpy(targets[part, k]).to(logits.device)
-            better = (logits > logits.gather(1, target.clamp_min(0)[:, None])).sum(-1)
-            known = (target >= 0) & (better < top)
-            ranks[part, k] = torch.where(known, better, NOT_RANKED).cpu().numpy().astype(np.uint8)
+        logits = torch.stack([torch.nn.functional.linear(features.to(rows.weight.dtype), rows.weight, rows.bias)
+                              for features in module.features(states)])
+        ranks[part] = ranks_of(logits, torch.from_numpy(targets[part].T))
     return RankTable(ranks, lengths)
 
 
@@ -113,9 +109,9 @@ def table_to_ship(accuracies: dict[str, list[list[float]]]) -> list[list[float]]
     return np.mean(sources, axis=0).tolist() if sources else []
 
 
-def evaluate(module: MedusaHeads, rows: OutputRows, hidden: np.ndarray, held_out: Replies) -> dict[str, Scores]:
-    """Scores of every group. All replays use the trees of one accuracy table, the one that ships."""
-    table = rank_table(module, rows, hidden, held_out)
+def evaluate(table: RankTable, held_out: Replies) -> dict[str, Scores]:
+    """Scores of every group of the replies that `table` ranks. All replays use the trees of one accuracy table, the
+    one that ships."""
     chosen = groups(held_out)
     tables = {name: subset(table, replies) for name, replies in chosen.items()}
     accuracies = {name: accuracy(part) for name, part in tables.items()}

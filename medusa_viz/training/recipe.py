@@ -24,6 +24,9 @@ from medusa_viz.training.objectives import output_rows
 from medusa_viz.training.settings import JointSettings, TrainSettings
 from medusa_viz.training.teacher import teach
 from medusa_viz.training.trainer import LOG_NAME, Trainer, TrainingError, stored_precision
+from medusa_viz.tuning.accuracy import RANKS_NAME, Calibration, accuracy, save
+from medusa_viz.tuning.calibration import heads_fingerprint, prompt_of
+from medusa_viz.tuning.replay import RankTable, subset
 
 TEACHER_WIDTH = 16  # likeliest tokens kept per soft target
 NO_HELD_OUT = "There is no held-out reply, so nothing is measured."
@@ -129,6 +132,7 @@ def _run_stage(job: Job, trainer: Trainer, judge: Judge, facts: dict, resume: bo
         if better:
             _save(job, trainer, facts | {"passes_done": number} | judge.perplexities(line), judge.scores,
                   [*trainer.log_lines(), line])
+            judge.save_ranks(job.out, trainer.task.module)
         job.say(f"Stage {trainer.stage}, pass {number} of {trainer.settings.passes}: {_summary(judge.scores)}"
                 f"{_perplexity_words(line)}{'' if better else '; an earlier pass was better and is kept'}")
         return line | {"kept": better}
@@ -153,6 +157,7 @@ class Judge:
         self.backbone, self.replies = job.backbone, held_out
         self.rows = output_rows(job.backbone.lm_head, draft_ids, torch.float32)
         self.scores: dict[str, evaluate.Scores] = {}
+        self.table: RankTable | None = None
         self.best = -1.0
         self._before = _hidden(job, held_out, torch.float32) if len(held_out) else None
         self._perplexity: float | None = None
@@ -163,7 +168,8 @@ class Judge:
             return {"held_out": {}}
         joint = isinstance(task, JointTask)
         states = hidden_states_now(self.backbone, self.replies, torch.float32) if joint else self._before
-        self.scores = evaluate.evaluate(task.module, self.rows, states, self.replies)
+        self.table = evaluate.rank_table(task.module, self.rows, states, self.replies)
+        self.scores = evaluate.evaluate(self.table, self.replies)
         line: dict = {"held_out": {name: dataclasses.asdict(score) for name, score in self.scores.items()}}
         if joint:
             whole = output_rows(self.backbone.lm_head, None, torch.float32)
@@ -172,6 +178,15 @@ class Judge:
             line["perplexity"] = {"before": self._perplexity,
                                   "after": evaluate.perplexity(states, self.replies, whole)}
         return line
+
+    def save_ranks(self, folder: Path, module: MedusaHeads) -> None:
+        """Leave the ranks of the greedy held-out replies beside the heads: they replay any static tree."""
+        greedy = self.replies.temperature == 0
+        if self.table is None or not greedy.any():
+            return
+        table, prompts = subset(self.table, greedy), prompt_of(self.replies.select(greedy))
+        about = {"replies": self.replies.name, "heads_fingerprint": heads_fingerprint(module)}
+        save(folder / RANKS_NAME, Calibration(table, prompts, prompts % 2 == 1, about=about), accuracy(table, prompts))
 
     def improves(self, line: dict) -> bool:
         """Whether no pass before was better; remembers the best."""

@@ -50,9 +50,13 @@ def prompt_of(replies: Replies) -> np.ndarray:
 
 
 def heads_fingerprint(module: MedusaHeads) -> str:
-    """First hex digits of the SHA-256 of the heads' residual weights: tells one set of heads from another."""
-    weights = np.ascontiguousarray(module.weight.detach().float().cpu().numpy())
-    return hashlib.sha256(weights.tobytes()).hexdigest()[:FINGERPRINT_DIGITS]
+    """First hex digits of the SHA-256 of the heads' residual weights: tells one set of heads from another.
+
+    They are rounded as on disk (half) and then as on a card (bfloat16), so that training, a CPU and a card agree.
+    """
+    weights = module.weight.detach()
+    weights = weights.half() if weights.dtype.itemsize > 2 else weights
+    return hashlib.sha256(weights.bfloat16().float().cpu().contiguous().numpy().tobytes()).hexdigest()[:FINGERPRINT_DIGITS]
 
 
 def known_of(source: str, module: MedusaHeads) -> Calibration | None:

@@ -66,7 +66,7 @@ def ranking(backbone: Backbone, drafter: Drafter, replies: Sequences, temperatur
         for i, logits, targets, first, own in _forced(backbone, drafter, replies, batch, starts, lengths, place_of):
             surprise += own
             rows = slice(first_rows[i] + first, first_rows[i] + first + logits.shape[1])
-            table[rows] = _ranks(logits, targets)
+            table[rows] = ranks_of(logits, targets)
             if p is not None:
                 p[rows] = top_p(logits, temperatures, width)
         done += int(lengths[batch].sum())
@@ -192,8 +192,9 @@ def _targets(places: Tensor, start: int, length: int, heads: int) -> Tensor:
 
 
 @torch.inference_mode()
-def _ranks(logits: Tensor, targets: Tensor) -> np.ndarray:
-    """uint8 [positions, K] from logits [K, positions, V'] and targets [K, positions]."""
+def ranks_of(logits: Tensor, targets: Tensor) -> np.ndarray:
+    """uint8 [positions, K]: how each head ranked its target, from logits [K, positions, V'] and targets [K, positions],
+    drafting rows or -1. Larger logits come first, equal ones by lower row."""
     target = targets.to(logits.device)[..., None]
     wanted = logits.gather(2, target.clamp_min(0))
     rank = (logits > wanted).sum(-1)

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from medusa_viz.decoding.settings import SettingsError
 from medusa_viz.models import adapter, backbone, checkpoints, device
@@ -145,6 +146,19 @@ def test_the_saved_folder_holds_heads_and_adapter_and_decodes_as_trained(tmp_pat
     assert "adapter" in (job.out / "README.md").read_text()
     config = json.loads((job.out / "adapter_config.json").read_text())
     assert config["base_model_name_or_path"] == "tiny" and "lm_head" not in config["target_modules"]
+
+
+def test_a_joint_run_goes_on_from_the_adapter_of_given_heads(tmp_path):
+    first = job_in(tmp_path, settings=replace(JOINT, heads_passes=0), name="medusa2")
+    recipe.run(first)
+    given = checkpoints.load(first.out, WIDTH, VOCAB)
+    still = replace(JOINT, heads_passes=0, passes=1, lr=1e-7)
+    second = job_in(tmp_path / "more", settings=still, name="medusa2", init=given)
+    recipe.run(second)
+    old, new = (load_file(folder / adapter.ADAPTER_WEIGHTS) for folder in (first.out, second.out))
+    assert all(torch.allclose(old[name], new[name], atol=1e-3) for name in old)
+    with pytest.raises(adapter.AdapterError, match="name its rank with --rank"):
+        recipe.run(job_in(tmp_path / "other", settings=replace(still, rank=3), name="medusa2", init=given))
 
 
 def test_an_adapter_of_another_model_is_refused_in_one_sentence(tmp_path):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -51,6 +51,18 @@ class Adapter:
         from peft import set_peft_model_state_dict
 
         set_peft_model_state_dict(self._peft, state)
+
+    def start_from(self, folder: Path) -> None:
+        """Take the weights that `save` wrote. Raises AdapterError where they are of another shape."""
+        try:
+            saved, own = load_file(folder / ADAPTER_WEIGHTS), self.state()
+        except (SafetensorError, OSError) as error:
+            reason = str(error).splitlines()[0]
+            raise AdapterError(f"The adapter in {folder} cannot be read ({reason:.120}).") from error
+        if {name: tensor.shape for name, tensor in saved.items()} != {name: t.shape for name, t in own.items()}:
+            raise AdapterError(f"The adapter in {folder} is of another rank or model; name its rank with --rank, or "
+                               "start without it.")
+        self.load_state({name: tensor.float() for name, tensor in saved.items()})
 
     def save(self, folder: Path, dtype: torch.dtype = torch.float16) -> None:
         """Write weights (in `dtype`) and config. peft's own saving would look the base model up on the hub."""

@@ -56,7 +56,8 @@ def heads_fingerprint(module: MedusaHeads) -> str:
     """
     weights = module.weight.detach()
     weights = weights.half() if weights.dtype.itemsize > 2 else weights
-    return hashlib.sha256(weights.bfloat16().float().cpu().contiguous().numpy().tobytes()).hexdigest()[:FINGERPRINT_DIGITS]
+    data = weights.bfloat16().float().cpu().contiguous().numpy().tobytes()
+    return hashlib.sha256(data).hexdigest()[:FINGERPRINT_DIGITS]
 
 
 def known_of(source: str, module: MedusaHeads) -> Calibration | None:

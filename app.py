@@ -20,7 +20,7 @@ def main(arguments: list[str] | None = None, *, block: bool = True) -> str:
     from medusa_viz.ui.host import Sessions
 
     chosen = {name: getattr(options, name) for name in ("model", "heads", "device", "dtype", "compile")}
-    sessions = Sessions(chosen)
+    sessions = Sessions(chosen, locked=options.lock_model)
     demo = page.build(sessions)
     print(f"Medusa-Viz: http://{options.host}:{options.port}", flush=True)
     sessions.load_in_background()
@@ -36,6 +36,8 @@ def main(arguments: list[str] | None = None, *, block: bool = True) -> str:
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="An interactive visual explorer for Medusa decoding.")
     add_model_options(parser)
+    parser.add_argument("--lock-model", action="store_true", help="for public demos: visitors cannot switch model or "
+                        "heads, start training, or name files of the server")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on; 0.0.0.0 for all")
     parser.add_argument("--port", type=int, default=7860, help="port to listen on")
     return parser.parse_args(arguments)

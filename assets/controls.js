@@ -66,7 +66,10 @@ function drawPhases(app, view) {
   view.phases.forEach((phase, index) => {
     const button = app.parts.phases[index];
     button.style.flexGrow = 1 + Math.round(SHARE_STEPS * (phase.ms ?? 0) / total);
-    button.lastElementChild.textContent = phase.ms === null ? '' : app.t('ui.ms', { ms: milliseconds(phase.ms) });
+    const ms = phase.ms === null ? '' : app.t('ui.ms', { ms: milliseconds(phase.ms) });
+    button.lastElementChild.textContent = [ms, phase.note].filter(Boolean).join(', ');
+    button.toggleAttribute('data-noted', phase.note !== '');
+    button.title = [app.t(`ui.${phase.name}_hint`), phase.hint].filter(Boolean).join(' ');
   });
 }
 

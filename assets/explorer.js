@@ -8,11 +8,11 @@ import { createGains } from './gains.js';
 import { createKnobs } from './knobs.js';
 import { buildLayout } from './layout.js';
 import { Link } from './link.js';
+import { createModelMenu } from './model_menu.js';
 import { Motion } from './motion.js';
 import { createOutline } from './outline.js';
 import { createCache, createHeads, createMerits, createVerdict } from './panels.js';
 import { createMask, createTree, unpacked } from './figures.js';
-import { createProvenance } from './provenance.js';
 import { Screen } from './screen.js';
 import { Selection } from './selection.js';
 import { createText } from './text.js';
@@ -23,10 +23,11 @@ import { installKeys, installTabs, installTheme } from './shell.js';
 const PROPOSED = 1;
 const ARRIVAL = 3;
 const SAID_MS = 6000;
-const KEEPS_PHASE = ['knob', 'preset', 'poll', 'verify', 'open', 'fold', 'screen', 'pin', 'unpin', 'check'];
+const KEEPS_PHASE = ['knob', 'preset', 'poll', 'verify', 'open', 'fold', 'screen', 'pin', 'unpin', 'check', 'use'];
 
 // Builds the page inside `element`. `session` is {texts, lang, options, act(action, payload), poll(), waiting(),
-// record(), written(), page(name, action, payload)}; without `page` there is only the Explorer.
+// record(), written(), models(), page(name, action, payload)}; without `page` there is only the Explorer, without `models`
+// the model cannot be changed.
 export function mount(element, session) {
   const app = createApp(element, session);
   installTheme(app);
@@ -67,14 +68,16 @@ function createApp(element, session) {
   app.tabPanels = [whenOpen(parts.verdict, createVerdict(app)), whenOpen(parts.heads, createHeads(app)),
     whenOpen(parts.gains, createGains(app))];
   app.panels = [createText(app), createControls(app), ...app.tabPanels, createCache(app), createMerits(app), app.knobs,
-    createCompare(app), createExports(app), createProvenance(app), app.mask];
+    createCompare(app), createExports(app), createModelMenu(app), app.mask];
   return app;
 }
 
-// Something is still coming by itself: the model, the comparison with greedy, a place in the queue.
+// Something is still coming by itself: the model, the comparison with greedy, a place in the queue; or the server waits
+// for the page to stand still.
 function pollAfter(view) {
   if (view.status.loading) return 400;
   if (view.equality.state === 'waiting' && !view.run.recorded && view.steps.count) return 250;
+  if (view.equality.plain_due) return 250;
   return view.status.notice ? 1500 : 0;
 }
 

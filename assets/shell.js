@@ -3,7 +3,7 @@
 import { showA, togglePin } from './compare.js';
 import { recall, remember } from './screen.js';
 
-// Where a key means something else already; letters are typed only into the prompt.
+// Where a key means something else already; letters are typed into text alone.
 const TAKEN = { ' ': 'input, textarea, select, button, summary', ',': 'input, textarea, select', '.': 'input, textarea, select' };
 const THEME_KEY = 'medusa-viz-theme';
 
@@ -85,7 +85,7 @@ export function installKeys(app) {
     if (root.dataset.page !== 'explorer') return;
     if (event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey || parts.dialog.open) return;
     if (!root.contains(event.target) && event.target !== document.body) return;
-    if (event.target.matches?.(TAKEN[event.key] ?? 'textarea, select')) return;
+    if (event.target.matches?.(TAKEN[event.key] ?? 'textarea, select, input[type="text"]')) return;
     const action = { ' ': () => advance(app), ',': () => press(parts.back), '.': () => press(parts.forward),
       p: () => togglePin(app), P: () => togglePin(app), '\\': () => showA(app, true) }[event.key];
     if (!action) return;

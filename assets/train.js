@@ -31,8 +31,10 @@ export function create(page) {
   return {
     draw(view) {
       if (view.form) form.draw(view.form);
+      form.lock(view.locked);
+      runs.lock(view.locked);
       form.busy(view.busy);
-      run.draw(view.run);
+      run.draw(view.run, view.locked);
       runs.draw(view.runs, view.run);
       if (view.figures) plots.draw(view.figures, view.key);
       key = view.key;
@@ -72,14 +74,14 @@ function createRun(page) {
 
   return {
     head, foot,
-    draw(run) {
+    draw(run, locked) {
       shown = run;
       name.textContent = run ? run.name : t('train.no_run');
       name.title = run ? run.id : '';
       state.textContent = run ? [run.recipe, run.state_text].filter(Boolean).join(' · ') : '';
       state.dataset.state = run?.state ?? '';
       head.dataset.state = run?.state ?? '';
-      text(said, run ? run.sentence || run.progress || run.when : t('train.no_run_hint'));
+      text(said, run ? run.sentence || run.progress || run.when : locked ? '' : t('train.no_run_hint'));
       said.dataset.state = run?.state === 'broken' ? 'broken' : '';
       bar.style.width = `${100 * (run?.fraction ?? 0)}%`;
       bar.parentElement.toggleAttribute('data-unknown', Boolean(run?.live) && run.fraction === null);
@@ -124,6 +126,7 @@ function createRuns(page, opened) {
 
   return {
     element,
+    lock(on) { place.hidden = on; },
     draw(runs, shown) {
       if (!rows || runs.map((run) => run.id).join('\n') !== [...rows.keys()].join('\n')) {
         rows = new Map(runs.map((run) => [run.id, row(run)]));

@@ -23,13 +23,14 @@ export function createForm(page, started) {
   const estimate = h('p', { class: 'mv-form-help', 'aria-live': 'polite' });
   const start = h('button', { id: 'train-start', class: 'mv-action', type: 'submit' }, t('train.start'));
   const row = (label, ...parts) => h('div', { class: 'mv-form-row' }, h('span', { class: 'mv-form-label', 'aria-hidden': 'true' }, t(label)), ...parts);
+  const locked = h('p', { class: 'mv-empty mv-form-body', hidden: true }, t('train.locked'));
+  const body = h('div', { class: 'mv-form-body' },
+    preset, recipes, recipeHelp, row('train.model', model), row('train.data', data), path,
+    h('label', { class: 'mv-form-write', title: t('train.distil_hint') }, t('train.distil'), distil, t('train.distil_unit')),
+    main, h('details', { class: 'mv-form-more' }, h('summary', {}, t('train.more')), more), row('train.name', name));
+  const foot = h('div', { class: 'mv-form-foot' }, estimate, start);
   const element = h('form', { class: 'mv-panel mv-train-form', 'aria-label': t('train.new') },
-    h('div', { class: 'mv-panel-head' }, h('h2', {}, t('train.new'))),
-    h('div', { class: 'mv-form-body' },
-      preset, recipes, recipeHelp, row('train.model', model), row('train.data', data), path,
-      h('label', { class: 'mv-form-write', title: t('train.distil_hint') }, t('train.distil'), distil, t('train.distil_unit')),
-      main, h('details', { class: 'mv-form-more' }, h('summary', {}, t('train.more')), more), row('train.name', name)),
-    h('div', { class: 'mv-form-foot' }, estimate, start));
+    h('div', { class: 'mv-panel-head' }, h('h2', {}, t('train.new'))), locked, body, foot);
 
   preset.addEventListener('change', () => fill());
   data.addEventListener('change', () => {
@@ -104,6 +105,11 @@ export function createForm(page, started) {
       recipes.append(...form.recipes.map((recipe, index) => h('label', { title: recipe.help },
         h('input', { type: 'radio', name: 'train-recipe', value: recipe.name, checked: index === 0, onchange: () => choose(recipe.name) }), recipe.name)));
       choose(form.recipes[0].name);
+    },
+    // A server that trains nothing for visitors says so in place of the form.
+    lock(on) {
+      locked.hidden = !on;
+      body.hidden = foot.hidden = on;
     },
     busy(on) { element.toggleAttribute('data-running', on); },
   };

@@ -18,7 +18,7 @@ export function createTree(page) {
   const edit = button('edit', () => page.act('show', { editing: !state.editing }));
   const cutting = button('cutting', () => page.act('show', { cutting: !state.cutting }));
   const host = h('div', { class: 'mv-plot' });
-  const nothing = h('p', { class: 'mv-empty' }, t('tuner.no_dynamic'));
+  const nothing = h('p', { class: 'mv-empty', hidden: true }, t('tuner.no_dynamic'));
   const box = h('div', { class: 'mv-tree mv-tuner-tree', id: 'tuner-tree', tabindex: 0, role: 'application',
     'aria-label': t('tuner.tree_figure'), 'aria-describedby': 'tuner-told' }, host, nothing);
   const told = h('p', { class: 'mv-sentence', id: 'tuner-told', 'aria-live': 'polite' });

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from medusa_viz.models.presets import PRESETS
+from medusa_viz.models.presets import shipped
 
 LAYOUTS = ("medusa", "medusa-pt", "medusa-2", "vllm", "vllm-no-bias", "tensorrt-llm")
 """Names of `models.layouts.LAYOUTS`, here so that --help needs no torch."""
@@ -31,7 +31,7 @@ def list_models(options: argparse.Namespace) -> None:
     from medusa_viz.models.device import choose
     from medusa_viz.models.published import fits
 
-    for preset in PRESETS.values():
+    for preset in shipped():
         print(f"{preset.name:24} {preset.title} runs anywhere. Licence: {preset.licence}.")
     for fit in fits(choose().device.type):
         print(f"{fit.preset.name:24} {fit.sentence} Licence: {fit.preset.licence}.")
@@ -48,8 +48,7 @@ def convert(options: argparse.Namespace) -> None:
         raise ValueError(f"{options.out} is not empty: name another folder.")
     head, source, sizes = None, None, ()
     if options.model:
-        source = sources.find(options.model, silent)
-        sources.fetch_weights(source, silent)
+        source = sources.ready(options.model, silent)
         head = sources.lm_head(source.folder)
         sizes = (head.shape[1], head.shape[0])
     loaded = checkpoints.load(options.heads, *sizes)

@@ -12,6 +12,7 @@ from medusa_viz.decoding.decoder import decode
 from medusa_viz.decoding.live import LiveRun
 from medusa_viz.decoding.settings import Acceptance
 from medusa_viz.decoding.tree import dense
+from medusa_viz.models.static import StaticStep
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +47,19 @@ def test_the_check_follows_a_growing_text(exact):
             found = follower.push(words[place : place + size])
             place += size
             assert (found and found.position) == (position if position is not None and place > position else None)
+
+
+@pytest.mark.parametrize("static", [False, True])
+def test_a_plain_step_is_timed_without_a_trace(exact, static):
+    of, ids, text = backbone(dtype=torch.float64), *exact[1:]
+    of.static = StaticStep(of) if static else None
+    follower = GreedyCheck(of, ids)
+    follower.push(text[:10])
+    length = follower.cache.length
+    assert follower.plain_step() > 0 and follower.cache.length == length
+    assert follower.push(text[10:30]) is None, "the text goes on as if nothing had been"
+    full = GreedyCheck(of, prompt(0, of.context - 1))
+    assert full.plain_step() is None, "there is no room for it"
 
 
 @pytest.mark.parametrize("dtype, gap, tie", [(torch.float32, 5e-4, True), (torch.float32, 2e-3, False),

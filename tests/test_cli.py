@@ -8,7 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from fake_hub import serve
 from tiny import backbone, plain_greedy, random_drafter
+from tiny_page import saved_model, token_file
 
 from medusa_viz import cli
 from medusa_viz.models.checkpoints import HeadsConfig, LoadedHeads, LoadReport
@@ -103,3 +105,35 @@ def test_the_page_says_where_it_cannot_be_served(words, said):
     command = [sys.executable, "app.py", *words]
     ended = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=60)
     assert ended.returncode == 1 and said in ended.stderr and "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize(("model", "said"), [
+    ("nosuch", "nosuch is no folder here, no hub id (owner/name) and none of the models"),
+    ("a/private", "a/private is not on the hub, or it is private"),
+    ("vicuna-7b-v1.3", "lmsys/vicuna-7b-v1.3 is not on the hub, or it is private")])
+def test_every_command_finds_models_in_the_same_way(tmp_path, monkeypatch, capsys, model, said):
+    data, out = str(token_file(tmp_path / "data.npz")), str(tmp_path / "out")
+    commands = (["train", "--data", data, "--out", out], ["distill", "--out", f"{out}.npz"],
+                ["decode", "--prompt", "hi"])
+    with serve(monkeypatch, tmp_path, {}):
+        for command in commands:
+            assert cli.main([*command, "--model", model]) == 2
+            error = capsys.readouterr().err.strip().splitlines()[-1]
+            assert said in error and "--heads" not in error
+
+
+@pytest.mark.parametrize("command", [["train", "--data", "data.npz", "--out", "out"], ["distill", "--out", "out.npz"]])
+def test_a_preset_with_an_adapter_is_no_backbone_to_train_on(tmp_path, monkeypatch, capsys, command):
+    monkeypatch.chdir(tmp_path)
+    token_file(tmp_path / "data.npz")
+    assert cli.main([*command, "--model", "smollm2-135m-medusa2"]) == 2
+    assert "name that, smollm2-135m." in capsys.readouterr().err
+
+
+def test_heads_trained_on_a_hub_model_name_it(tmp_path, monkeypatch):
+    data, out = token_file(tmp_path / "data.npz"), tmp_path / "out"
+    small = ["--heads", "2", "--layers", "1", "--draft-vocabulary", "40", "--passes", "1", "--batch", "64"]
+    with serve(monkeypatch, tmp_path, {"a/base": saved_model(tmp_path / "base")}):
+        assert cli.main(["train", "--model", "a/base", "--data", str(data), "--out", str(out), "--cache",
+                         str(tmp_path / "cache"), "--device", "cpu", *small]) == 0
+    assert json.loads((out / "config.json").read_text())["base_model_name_or_path"] == "a/base"

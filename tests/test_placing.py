@@ -23,9 +23,10 @@ from medusa_viz.decoding.live import LiveRun
 from medusa_viz.decoding.settings import Acceptance
 from medusa_viz.decoding.tree import from_paths
 from medusa_viz.models import backbone as backbones
-from medusa_viz.models import device, memory, placing
+from medusa_viz.models import device, memory, placing, sources
 from medusa_viz.models.backbone import Backbone, BackboneError
 from medusa_viz.models.device import DeviceError, Placement
+from medusa_viz.models.fetch import silent
 from medusa_viz.models.memory import Footprint
 
 CPU = device.choose("cpu")
@@ -169,10 +170,10 @@ def test_a_backbone_comes_from_the_hub(tmp_path, monkeypatch):
 
     model().save_pretrained(tmp_path / "repository", max_shard_size="60KB")
     with serve(monkeypatch, tmp_path, {"a/model": tmp_path / "repository"}) as sent:
-        of = backbones.load("a/model", CPU)
-        assert of.name == "a/model" and of.vocab_size == VOCAB
+        source = sources.ready("a/model", silent)
+        assert source.repository == "a/model" and backbones.load(source.folder, CPU).vocab_size == VOCAB
         shards = {path.name for path in (tmp_path / "repository").glob("*.safetensors")}
         assert len(shards) > 1 and shards <= set(sent)
     shutil.rmtree(tmp_path / "repository")
     with serve(monkeypatch, tmp_path, {"a/model": 401}), pytest.raises(ValueError, match="private"):
-        backbones.load("a/other", CPU)
+        sources.ready("a/other", silent)

@@ -2,11 +2,13 @@
 
 import json
 import threading
+from collections import deque
 from types import SimpleNamespace
 
 import pytest
 import torch
 from tiny import VOCAB, backbone, oracle_drafter, plain_greedy
+from tiny_page import until
 
 from medusa_viz.decoding import live, records
 from medusa_viz.decoding.settings import Walls
@@ -44,11 +46,11 @@ def make_sessions(prompt="abcdef"):
     drafter = oracle_drafter(of, ids, text, heads=4, rank=lambda place, k: (place * k) % 3)
     loaded = LoadedHeads(drafter.module, HeadsConfig(accuracy=ACCURACY), LoadReport([], [], [], []), "tiny")
     engine = SimpleNamespace(backbone=of, drafter=drafter, codec=Letters(), loaded=loaded, title="Tiny", place="CPU",
-                             accuracy=ACCURACY)
+                             accuracy=ACCURACY, tree="")
     found = hosts.Sessions({})
     found._opening = None
     host = found.host
-    host.start_on(Model(engine, Worker("tiny"), live, plain_ms=5.0))
+    host.start_on(Model(engine, Worker("tiny"), live, plain=deque([5.0], 5)))
     host.model.latency.add(1, 1.0)
     return found, text
 
@@ -365,3 +367,33 @@ def test_temperatures_snap_to_those_that_records_are_exact_at(page):
     assert page.act("knob", temperature=0.68)["knobs"]["temperature"] == 0.7
     assert page.act("knob", temperature=0.01)["knobs"]["temperature"] == 0.1
     assert page.act("knob", temperature=0)["knobs"]["temperature"] == 0
+
+
+def test_a_plain_step_is_measured_every_eighth_step_once_the_page_stands_still(page):
+    model = page.sessions.host.model
+    page.act("start", prompt="abcdef")
+    for _ in range(8):
+        assert not page.act("step")["equality"]["plain_due"] or len(page.of().line.done()) == 8
+    until(lambda: page.of().watch._found.done(), "the comparison")
+    assert list(model.plain) == [5.0] and page.act("step")["equality"]["plain_due"]
+    until(lambda: page.of().watch._found.done(), "the comparison")
+    view = page.act("poll")
+    assert not view["equality"]["plain_due"] and view["equality"]["state"] == "equal"
+    until(lambda: len(model.plain) == 2, "the measurement")
+    assert model.plain_ms == sum(model.plain) / 2
+    page.act("step")
+    assert page.of().watch._steps == 1
+    model.plain.clear()
+    page.of().watch._steps = 8
+    until(lambda: page.of().watch._found.done(), "the comparison")
+    begun, gate = threading.Event(), threading.Event()
+    model.worker.submit("one", lambda: begun.set() or gate.wait(20))
+    assert begun.wait(20)
+    page.act("poll")
+    model.worker.submit("other", lambda: None)
+    gate.set()
+    page.of().watch._plain.result(20)
+    assert not model.plain, "somebody else waited"
+    page.act("check", on=False)
+    page.of().watch._steps = 8
+    assert not page.act("poll")["equality"]["plain_due"]

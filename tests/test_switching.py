@@ -7,6 +7,8 @@ import weakref
 from types import SimpleNamespace
 
 import pytest
+import torch
+from fake_hub import serve
 from tiny_page import saved_heads, saved_model, until
 
 from medusa_viz.ui import host as hosts
@@ -112,15 +114,35 @@ def test_one_model_is_loaded_at_a_time_and_the_page_shows_it(page, folders, monk
     until(lambda: page.host.status.coming is None, "the switch")
 
 
-def test_a_backbone_with_an_adapter_is_never_shared(page, folders, tmp_path):
-    model, options = page.host.model, page.host.options
-    assert running._same_backbone(model, {**options, "heads": str(folders.more)})
-    adapted = saved_heads(tmp_path / "adapted")
-    (adapted / "adapter_config.json").write_text("{}")
-    assert not running._same_backbone(model, {**options, "heads": str(adapted)})
-    assert not running._same_backbone(model, {**options, "dtype": "fp64"})
-    model.options = {**options, "heads": str(adapted)}
-    assert not running._same_backbone(model, {**options, "heads": str(folders.more)})
+def with_adapter(folder, base):
+    """Heads with a LoRA adapter that changes what the backbone says."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    saved_heads(folder)
+    tuned = get_peft_model(AutoModelForCausalLM.from_pretrained(base), LoraConfig(r=2, target_modules="all-linear"))
+    for name, parameter in tuned.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter)
+    tuned.save_pretrained(folder)
+    return folder
+
+
+def test_an_adapter_is_never_left_out_nor_kept_wherever_its_heads_lie(page, folders, tmp_path, monkeypatch):
+    adapted = with_adapter(tmp_path / "adapted", folders.model)
+    plain = page.host.model.engine.backbone
+    ids = torch.tensor([[1, 2, 3]])
+    with serve(monkeypatch, tmp_path, {"a/adapted": adapted, "a/plain": folders.more}) as sent:
+        switched(page, heads="a/adapted")
+        tuned = page.host.model.engine.backbone
+        assert {"adapter_config.json", "adapter_model.safetensors"} <= set(sent)
+        assert tuned is not plain and page.host.model.title.startswith("model + adapter")
+        assert not torch.allclose(tuned.model(ids).logits, plain.model(ids).logits, atol=1e-3)
+        switched(page, heads="a/plain")
+    back = page.host.model.engine.backbone
+    assert back is not tuned and torch.equal(back.model(ids).logits, plain.model(ids).logits)
+    switched(page, heads=str(folders.heads))
+    assert page.host.model.engine.backbone is back
 
 
 def test_a_server_without_a_model_takes_the_first_that_loads(folders):

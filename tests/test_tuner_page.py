@@ -232,6 +232,25 @@ def test_other_heads_clear_the_desk(page, folders):
     assert page.act("hello")["chosen"]["title"] == "sparse:16"
 
 
+def test_heads_without_accuracies_are_calibrated_first(page, folders, tmp_path):
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    for file in folders.heads.iterdir():
+        (bare / file.name).write_bytes(file.read_bytes())
+    config = json.loads((bare / "config.json").read_text())
+    (bare / "config.json").write_text(json.dumps({name: [] if name == "accuracy" else v for name, v in config.items()}))
+    page.host.use(heads=str(bare))
+    until(lambda: page.host.status.coming is None and page.host.status.state == "ready", "the switch")
+    until(lambda: page.act("poll")["ready"], "the new study")
+    view = page.act("hello")
+    assert view["advice"]["state"] == "calibrate" and view["chosen"]["title"] == "chain:3"
+    assert part(view, "heat")["points"] == 0 and "Calibrate" in part(view, "following")["note"]
+    assert part(page.act("show", editing=True, cutting=True, grown=1), "tree")["count"] == 3
+    assert "needs the heads' accuracies" in page.act("choose", kind="sparse", budget=4)["notice"]
+    view = done(page, "calibrate")
+    assert view["chosen"]["title"] == "sparse:16" and part(view, "heat")["points"] == 30
+
+
 # ---- trees --------------------------------------------------------------------------------------------------------
 
 

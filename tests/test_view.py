@@ -241,6 +241,26 @@ def test_merits_leave_out_what_is_not_committed():
     assert merit(since, "tokens_per_step")["note"] == "n = 2 · run 2.5 (n = 4)"
 
 
+def test_merits_show_the_run_until_a_step_is_committed_under_the_new_knobs():
+    moved = replace(committing([3, 1, 2, 4]), knobs_since=4)
+    whole, made = view.build(committing([3, 1, 2, 4]), T), view.build(moved, T)
+    for key in ("tokens_per_step", "accepted_per_step", "latency", "overhead", "speedup"):
+        assert merit(made, key)["value"] == merit(whole, key)["value"] != "–"
+    assert merit(made, "depth")["bars"] == merit(whole, "depth")["bars"] != []
+    for key in ("tokens_per_step", "accepted_per_step", "depth", "latency", "overhead", "speedup"):
+        assert merit(made, key)["label"] == f"{merit(whole, key)['label']}, run"
+        assert merit(made, key)["note"] == "since the knobs moved: –" and "n = 4" in merit(made, key)["hint"]
+    assert merit(made, "expected") == merit(whole, "expected")
+
+
+def test_the_phase_bar_says_on_how_many_nodes_verify_was_measured():
+    snapshot = make_snapshot([make_step(dense([2]), 0)])
+    assert [phase["note"] for phase in view.build(snapshot, T)["phases"]] == ["", "", "", ""]
+    wider = view.build(replace(snapshot, verified_nodes=16), T)["phases"]
+    assert [phase["note"] for phase in wider] == ["", "16 nodes", "", ""]
+    assert "Measured on 16 nodes" in wider[1]["hint"]
+
+
 def test_ratios_get_their_second_decimal_at_ten_steps_and_need_a_plain_step():
     made = view.build(committing([3, 1, 2, 4] * 3, plain_ms=None), T)
     assert merit(made, "tokens_per_step")["value"] == "2.50"
@@ -318,7 +338,7 @@ def test_equality_in_words(equality, text):
 
 def test_a_recording_does_not_wait_for_a_comparison():
     made = view.build(make_snapshot([make_step(dense([2]), 0)], recorded=True), T)
-    assert made["equality"] == {"state": "off", "on": True, "text": "not compared"}
+    assert made["equality"] == {"state": "off", "on": True, "plain_due": False, "text": "not compared"}
 
 
 def test_chips_know_where_each_token_came_from():

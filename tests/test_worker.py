@@ -57,6 +57,13 @@ def test_a_late_comer_waits_one_job_of_each_person_before_it(held):
     assert held.go(*futures).index("b") == 1
 
 
+def test_others_wait_while_they_have_a_job_that_was_not_cancelled(held):
+    held.add("a")
+    assert not held.worker.others_wait("a") and held.worker.others_wait("b")
+    held.worker.cancel("a")
+    assert not held.worker.others_wait("b")
+
+
 def test_one_job_runs_at_a_time_and_on_one_thread(held):
     running, most, threads = [], [], set()
 

@@ -12,6 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from medusa_viz.decoding import decoder
+from medusa_viz.decoding.clock import Clock
+from medusa_viz.decoding.settings import Acceptance
 from medusa_viz.models.backbone import Backbone
 
 TIE_FP32 = 1e-3  # logits; two kernels differ by about 2e-4 at most
@@ -53,6 +56,28 @@ class GreedyCheck:
             self.difference = Difference(self.checked + place, gap, tie)
         self.checked += len(tokens)
         return self.difference
+
+    def plain_step(self) -> float | None:
+        """Milliseconds of one plain step behind what was checked, which leaves the cache as it was; None where the
+        context ends."""
+        length = self.cache.length
+        if length + 1 >= self.backbone.context:
+            return None
+        plain, clock = decoder.plan(decoder.PLAIN, self.backbone, None), Clock(self.backbone.device)
+        state = decoder.DecodingState(self.cache, self._wanted, int(self._wanted.argmax()))  # no head reads a hidden
+        try:
+            clock.mark()
+            candidates = decoder.propose(None, state, plain)
+            clock.mark()
+            forward = decoder.verify(self.backbone, state, plain, candidates)
+            clock.mark()
+            accepted = decoder.accept(forward, state, plain, candidates, Acceptance())
+            clock.mark()
+            decoder.commit(state, forward, accepted)
+            clock.mark()
+        finally:
+            self.cache.truncate(length)
+        return clock.timings().total
 
 
 def equals_greedy(backbone: Backbone, prompt_ids: Sequence[int], new_ids: Sequence[int]) -> Difference | None:

@@ -8,14 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from transformers import AutoTokenizer
-
 from medusa_viz.decoding.decoder import PLAIN, decode
 from medusa_viz.decoding.settings import Acceptance
 from medusa_viz.models import backbone as backbones
 from medusa_viz.models import checkpoints, device, placing, sources
 from medusa_viz.models.adapter import is_adapter
-from medusa_viz.models.backbone import Backbone, BackboneError
+from medusa_viz.models.backbone import Backbone
 from medusa_viz.models.heads import Drafter, HeadsError
 from medusa_viz.models.presets import DEFAULT_PRESET
 from medusa_viz.models.text import TextCodec
@@ -75,20 +73,21 @@ def load(options: EngineOptions, report: Report = silent) -> Engine:
     """Fetch what is missing, load it, check it: heads against the backbone's config before its weights are fetched or
     read. Raises ValueError or RuntimeError whose text is one sentence."""
     placement = device.choose(options.device, options.dtype)
-    source = sources.find(options.model, report)
-    sizes = placing.outline(source.folder)
-    loaded = _heads(options, source, sizes, placement, report)
+    source, loaded = find(options, placement, report)
     sources.fetch_weights(source, report)
     adapter = loaded.folder if is_adapter(loaded.folder) else None
     title = source.title + " + adapter" * bool(adapter)
     report("load", None, title)
     backbone = backbones.load(source.folder, placement, title, adapter=adapter, compiled=options.compile)
-    return Engine(backbone, Drafter(loaded.module, backbone.lm_head), _codec(source), loaded, title, source.tree)
+    return Engine(backbone, Drafter(loaded.module, backbone.lm_head), sources.codec(source), loaded, title, source.tree)
 
 
-def _heads(options: EngineOptions, source: sources.Source, sizes: placing.Outline, placement: device.Placement,
-           report: Report) -> checkpoints.LoadedHeads:
-    """The heads that were named, else the model's own, with a notice where another backbone trained them."""
+def find(options: EngineOptions, placement: device.Placement, report: Report
+         ) -> tuple[sources.Source, checkpoints.LoadedHeads]:
+    """The backbone without its weights, and the heads that were named, else its own, with a notice where another
+    backbone trained them."""
+    source = sources.find(options.model, report)
+    sizes = placing.outline(source.folder)
     try:
         loaded = checkpoints.load(options.heads or source.heads, sizes.hidden_size, sizes.vocab_size, placement.dtype,
                                   report)
@@ -100,18 +99,7 @@ def _heads(options: EngineOptions, source: sources.Source, sizes: placing.Outlin
     known = {Path(name).name.lower() for name in (options.model, source.repository, source.title, loaded.source)}
     if loaded.base and Path(loaded.base).name.lower() not in known:
         loaded.report.notices.append(f"the heads were trained on {loaded.base}, and may draft worse on {source.title}")
-    return loaded
-
-
-def _codec(source: sources.Source) -> TextCodec:
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(source.folder)
-    except (OSError, ValueError, KeyError) as error:
-        raise BackboneError(f"The tokenizer of {source.title} could not be loaded: "
-                            f"{str(error).splitlines()[0]:.160}") from error
-    if source.chat_template and not tokenizer.chat_template:
-        tokenizer.chat_template = source.chat_template
-    return TextCodec(tokenizer)
+    return source, loaded
 
 
 def quiet_transformers() -> None:

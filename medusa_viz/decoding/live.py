@@ -129,6 +129,10 @@ class LiveRun:
         self._check, self._checked = check, (prompt, new)
         return difference
 
+    def plain_step(self) -> float | None:
+        """Milliseconds of a plain step, measured now on the cache of the comparison with greedy; None without one."""
+        return self._check.plain_step() if self._check else None
+
     def _align(self, ids: tuple[int, ...], run_last: bool = False) -> Forward | None:
         """Make the cache hold exactly `ids`. Returns the forward of the last of them where one was run: where the
         cache held something else, or where `run_last` asks for it."""

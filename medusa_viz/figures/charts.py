@@ -45,7 +45,8 @@ class Series:
     high: Sequence[float] = ()
     hover: Sequence[str] = ()
     texts: Sequence[str] = ()
-    """Written beside the points."""
+    """Written above the points, or below them."""
+    below: bool = False
     pane: str = ""
     """"2" for the second pane of a figure that has two."""
     width: float = 1.6
@@ -96,7 +97,8 @@ def trace(series: Series) -> dict:
         "line": {"color": series.color, "dash": series.dash or "solid", "width": series.width},
     }
     if series.texts:
-        made |= {"text": [tokens.escaped(text) for text in series.texts], "textposition": "top center",
+        made |= {"text": [tokens.escaped(text) for text in series.texts],
+                 "textposition": "bottom center" if series.below else "top center",
                  "textfont": {"size": 12, "color": series.color}}
     if len(series.low):
         made["error_y"] = {
@@ -110,8 +112,9 @@ def trace(series: Series) -> dict:
 
 def legend(series: Sequence[Series]) -> list[dict]:
     """What the page writes above a chart, once for each label."""
+    shown = [one for one in series if one.listed and any(value is not None for value in one.y)]
     by_label = {one.label: {"label": one.label, "color": one.color, "dash": one.dash or "solid",
-                            "glyph": one.glyph if one.symbol else ""} for one in series if one.listed and len(one.x)}
+                            "glyph": one.glyph if one.symbol else ""} for one in shown}
     return list(by_label.values())
 
 

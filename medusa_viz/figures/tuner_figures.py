@@ -7,7 +7,7 @@ random trees, as the Medusa paper draws it, hollow ones are the random trees. Pl
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from medusa_viz.figures import numbers, palette
 from medusa_viz.figures.charts import Axis, Series, axis, font, frame, legend, trace
@@ -33,9 +33,10 @@ LOOKS = {
     "best-dense": Look(palette.ACTION, "circle", "●", "○", "solid"),
     "sequoia": Look(palette.NEXT_ROOT, "diamond", "◆", "◇", "dashdot"),
     "joint": Look(palette.ACCEPTED, "triangle-up", "▲", "△", "dash"),
-    "dynamic": Look(palette.INK_2, "square", "■", "□", "dot"),
+    "dynamic": Look(palette.INK_2, "cross", "✚", "✛", "dot"),
     "random-dense": Look(palette.ACTION, "circle", "○", "○", ""),
     "random-sparse": Look(palette.QUIET, "circle", "○", "○", ""),
+    "plain": Look(palette.INK_2, "square", "■", "□", ""),
 }
 OTHER = Look(palette.INK, "pentagon", "⬟", "⬠", "")
 """Published trees, and those edited by hand."""
@@ -138,7 +139,9 @@ def trees(lines: dict[str, Sequence[Spot]], measured: Sequence[Spot], chosen: Sp
                    Axis(title, low, high + 0.08 * (high - low)), t)
     if plain is not None:
         layout |= {"shapes": [_level(plain[0])], "annotations": [_note(plain[1], plain[0], t)]}
-    return _chart(series, layout)
+    chart = _chart(series, layout)
+    keys = [key | {"color": palette.INK} if key["label"] == t("tuner.fig_measured") else key for key in chart.legend]
+    return replace(chart, legend=keys)
 
 
 def _level(y: float) -> dict:
@@ -273,7 +276,8 @@ def thresholds(settings: Sequence[Setting], title: str, t: Texts) -> Chart:
                     for place, setting in enumerate(of_kind)]
             series.append(Series(t(f"tuner.fig_{kind}"), [one.tokens_per_step for one in of_kind],
                                  [one.proxy for one in of_kind], color, symbol, glyph, dash, False, 7,
-                                 hover=[one.hover for one in of_kind], texts=ends if dash else ()))
+                                 hover=[one.hover for one in of_kind], texts=ends if dash else (),
+                                 below=kind == "temperature"))
     xs, ys = [one.tokens_per_step for one in settings] or [1, 2], [one.proxy for one in settings] or [0, 1]
     room = max(max(ys) - min(ys), 0.02) * 0.15
     layout = frame(Axis(t("tuner.fig_tokens_per_step"), 0.95, max(xs) * 1.08),

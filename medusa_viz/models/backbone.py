@@ -19,13 +19,12 @@ from transformers import PreTrainedModel
 
 from medusa_viz.models import adapter as adapters
 from medusa_viz.models import attention as attentions
-from medusa_viz.models import hub, placing
 from medusa_viz.models import packed as packing
+from medusa_viz.models import placing
 from medusa_viz.models import static as statics
 from medusa_viz.models.cache import TreeCache
 from medusa_viz.models.device import Placement
 from medusa_viz.models.placing import BackboneError
-from medusa_viz.models.published import PUBLISHED
 from medusa_viz.models.slab import StaticCache
 
 PREFILL_CHUNK = 512  # rows per prefill forward; bounds the mask to PREFILL_CHUNK x prompt
@@ -212,19 +211,19 @@ class Backbone:
         return self.prefill(ids, self.new_cache(len(ids)), keep=len(ids)).logits
 
 
-def load(source: str | Path, placement: Placement, name: str = "", attention: str | None = None, packed: bool = True,
+def load(folder: str | Path, placement: Placement, name: str = "", attention: str | None = None, packed: bool = True,
          adapter: str | Path | None = None, compiled: bool = False) -> Backbone:
-    """Load a backbone from a folder or hub id, and check that it can run trees. Raises BackboneError or AdapterError.
+    """Load a backbone from its folder, and check that it can run trees. Raises BackboneError or AdapterError.
 
     `adapter` is the folder of a LoRA adapter to merge into the weights (Medusa-2). `packed` lays fp32 linears out for
     a CPU's inference where that is faster, and steps on CUDA run in static buffers, `compiled` if asked; without it the
     model is as transformers made it, and can be trained, copied and moved.
     """
-    name = name or str(source)
+    name = name or str(folder)
     if adapter is not None and placement.quantised:
         raise BackboneError(f"{name} has an adapter, which cannot be merged into {placement.quantised} weights: choose "
                             "--dtype bf16.")
-    model = placing.load_model(local_folder(source), placement, name, attention)
+    model = placing.load_model(folder, placement, name, attention)
     if adapter is not None:
         model = adapters.merge(model, adapter)
     backbone = Backbone(model, placement, name)
@@ -237,17 +236,6 @@ def load(source: str | Path, placement: Placement, name: str = "", attention: st
 def tolerance(dtype: torch.dtype) -> float:
     """By how much, as a share of the largest logit, two right ways to run a model may differ."""
     return SELF_CHECK_TOLERANCE if torch.finfo(dtype).bits < 32 else SELF_CHECK_TOLERANCE_EXACT
-
-
-def local_folder(source: str | Path) -> Path:
-    """The folder of a model whose files are here, fetched if `source` is a hub id or a published name. Raises
-    ValueError."""
-    repository = PUBLISHED[str(source)].backbone if str(source) in PUBLISHED else str(source)
-    if not hub.is_id(repository):
-        return Path(repository)
-    folder = hub.small_files(repository)
-    hub.weights(repository, folder)
-    return folder
 
 
 def _layer_kinds(model: PreTrainedModel) -> tuple[str, ...]:

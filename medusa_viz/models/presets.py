@@ -59,7 +59,15 @@ PRESETS = {preset.name: preset for preset in (SMOLLM2, MEDUSA2)}
 
 DEFAULT_PRESET = SMOLLM2
 
+DEFAULT_TREE = "sparse:16"
+"""Spec of the tree to draft with where nobody names one."""
+
 
 def heads_folder(preset: Preset) -> Path:
     """Folder of the heads, and the adapter if any, that ship with the project for this preset."""
     return REPOSITORY / "assets" / "heads" / preset.name
+
+
+def shipped() -> list[Preset]:
+    """The presets whose heads are here."""
+    return [preset for preset in PRESETS.values() if heads_folder(preset).is_dir()]

@@ -10,12 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torch import Tensor
+from transformers import AutoTokenizer
 
 from medusa_viz.models import hub
 from medusa_viz.models.fetch import Report, ensure_model
-from medusa_viz.models.presets import PRESETS, heads_folder
+from medusa_viz.models.presets import DEFAULT_TREE, PRESETS, heads_folder
 from medusa_viz.models.published import PUBLISHED
 from medusa_viz.models.tensors import TensorFile
+from medusa_viz.models.text import TextCodec
 
 LM_HEADS = ("lm_head.weight", "embed_out.weight", "embed_tokens.weight", "wte.weight", "embed_in.weight")
 """How files name the matrix of the LM head, or the embedding that it is tied to."""
@@ -37,7 +39,7 @@ class Source:
     """Hub id whose weights `fetch_weights` has still to get; empty where they are here."""
     chat_template: str = ""
     """For a tokenizer that brings none."""
-    tree: str = "sparse:16"
+    tree: str = DEFAULT_TREE
     """Spec of the tree to draft with where nobody names one."""
 
 
@@ -60,6 +62,33 @@ def fetch_weights(source: Source, report: Report) -> None:
     """Get what `find` left on the hub."""
     if source.repository:
         hub.weights(source.repository, source.folder, report)
+
+
+def ready(model: str, report: Report) -> Source:
+    """The model of this name with all its files here."""
+    source = find(model, report)
+    fetch_weights(source, report)
+    return source
+
+
+def bare(model: str, report: Report) -> Source:
+    """The same for a backbone that writes or learns from data: nothing that heads bring may change it."""
+    preset = PRESETS.get(model)
+    if preset and preset.weights != preset.name:
+        raise SourceError(f"The heads of {model} bring an adapter for their backbone: name that, {preset.weights}.")
+    return ready(model, report)
+
+
+def codec(source: Source) -> TextCodec:
+    """A model's tokenizer, with the chat template that belongs to it."""
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source.folder)
+    except (OSError, ValueError, KeyError) as error:
+        raise SourceError(f"The tokenizer of {source.title} could not be loaded: "
+                          f"{str(error).splitlines()[0]:.160}") from error
+    if source.chat_template and not tokenizer.chat_template:
+        tokenizer.chat_template = source.chat_template
+    return TextCodec(tokenizer)
 
 
 def lm_head(folder: Path) -> Tensor:

@@ -51,6 +51,12 @@ class Worker:
                 before += any(not future.cancelled() for future, _ in self._queues[other])
             return before + (self._busy is not None and self._busy != owner)
 
+    def others_wait(self, owner: str) -> bool:
+        """Whether somebody else has a job in the queue."""
+        with self._condition:
+            return any(not future.cancelled() for other in self._turns if other != owner
+                       for future, _ in self._queues[other])
+
     def cancel(self, owner: str) -> None:
         """Drop the owner's queued jobs; one that is running finishes."""
         with self._condition:

@@ -32,10 +32,10 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
                     "--resume goes on. `accelerate launch -m medusa_viz train …` shares the work among processes.")
     parser.add_argument("--recipe", choices=tuple(RECIPES), default="medusa1",
                         help="; ".join(f"{name}: {recipe.help}" for name, recipe in RECIPES.items()))
-    parser.add_argument("--model", default=DEFAULT_PRESET.name, help="preset, folder or hub id of the backbone")
+    parser.add_argument("--model", default=DEFAULT_PRESET.name, help="name, folder or hub id of the backbone")
     parser.add_argument("--data", nargs="+", type=Path, required=True, metavar="FILE.npz", help="token files")
     parser.add_argument("--init", default="", metavar="HEADS", help="folder, file or hub id of heads to start from; "
-                        "they bring their number, layers and draft vocabulary")
+                        "they bring their number, layers and draft vocabulary, and for a joint recipe their adapter")
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="where heads, log and checkpoint go")
     parser.add_argument("--resume", action="store_true", help="go on from the checkpoint in --out")
     parser.add_argument("--whole-text", action="store_true", help="label the prompts too, not only the replies")
@@ -63,24 +63,21 @@ def _fields() -> dict[str, tuple[dataclasses.Field, list[str]]]:
 def run(args: argparse.Namespace) -> int:
     """Run the command; faults are ValueErrors and RuntimeErrors of one sentence."""
     settings = _settings(args)
-    from transformers import AutoTokenizer
-
-    from medusa_viz.models import backbone, checkpoints, device
-    from medusa_viz.models.fetch import cache_root, ensure_model
+    from medusa_viz.models import backbone, checkpoints, device, sources
+    from medusa_viz.models.fetch import cache_root
     from medusa_viz.training import data, recipe
     from medusa_viz.training.trainer import Stopped
 
     replies = data.load(args.data)  # first, since a wrong file is found at once and a model is not
     placement = device.choose(_own_card(args.device), "fp32")
-    preset = PRESETS.get(args.model)
-    source = ensure_model(preset, _tell) if preset else args.model
-    title = preset.title if preset else str(args.model)
-    tokenizer = AutoTokenizer.from_pretrained(source)
+    source = sources.bare(args.model, _tell)
+    title = source.title if args.model in PRESETS else source.repository or args.model
     # Autocast, gradients and copies need ordinary linears.
-    plain = backbone.load(source, placement, title, packed=False)
+    plain = backbone.load(source.folder, placement, title, packed=False)
+    single_bytes = data.byte_token_ids(sources.codec(source).tokenizer)
     init = checkpoints.load(args.init, plain.hidden_size, plain.vocab_size) if args.init else None
     with _watching(args.out) as watch:
-        job = recipe.Job(args.recipe, plain, title, replies, data.byte_token_ids(tokenizer), settings, args.out,
+        job = recipe.Job(args.recipe, plain, title, replies, single_bytes, settings, args.out,
                          args.cache or cache_root() / "training", init, args.whole_text, command_line(args),
                          tqdm.write, watch.report, watch.stopped)
         try:

@@ -11,7 +11,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from medusa_viz.models.presets import DEFAULT_PRESET, PRESETS
+from medusa_viz.models.presets import DEFAULT_PRESET
 from medusa_viz.training.distil_settings import DistilSettings
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
         description="The model replies to prompts, and the replies are stored as token ids for `train` and "
                     "`calibrate`. A run that was stopped (Ctrl-C) goes on with --resume.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("--model", default=DEFAULT_PRESET.name, help="preset, folder or hub id of the backbone")
+    parser.add_argument("--model", default=DEFAULT_PRESET.name, help="name, folder or hub id of the backbone")
     prompts = parser.add_mutually_exclusive_group()
     prompts.add_argument("--prompts", type=Path, metavar="FILE", help="JSON lines with prompt, kind and split, or a "
                          "text file with one prompt a line; None: the prompts that ship with the project")
@@ -72,17 +72,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _load(args: argparse.Namespace) -> tuple[Backbone, TextCodec]:
-    from transformers import AutoTokenizer
-
-    from medusa_viz.models import backbone, device
-    from medusa_viz.models.fetch import ensure_model
-    from medusa_viz.models.text import TextCodec
+    from medusa_viz.models import backbone, device, sources
 
     placement = device.choose(args.device, args.dtype)
-    preset = PRESETS.get(args.model)
-    source = ensure_model(preset, _tell) if preset else args.model
-    loaded = backbone.load(source, placement, preset.title if preset else str(args.model))
-    return loaded, TextCodec(AutoTokenizer.from_pretrained(source))
+    source = sources.bare(args.model, _tell)
+    return backbone.load(source.folder, placement, source.title), sources.codec(source)
 
 
 def _tell(phase: str, fraction: float | None, detail: str) -> None:

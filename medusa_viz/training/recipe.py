@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from medusa_viz.models import checkpoints
+from medusa_viz.models.adapter import is_adapter
 from medusa_viz.models.backbone import Backbone
 from medusa_viz.models.heads import MedusaHeads
 from medusa_viz.training import card, data, evaluate
@@ -111,6 +112,8 @@ def _run_joint(job: Job, train: Replies, material: Material, module: MedusaHeads
             judge.best = -1.0  # the second stage is judged by itself: its backbone is another
     task = JointTask(job.backbone, train, material, settings, module, dtype)
     try:
+        if job.init and is_adapter(job.init.folder):
+            task.adapter.start_from(job.init.folder)
         _run_stage(job, Trainer(task, settings, job.out, device, stage=2, before=before), judge, facts, resume)
     finally:
         task.adapter.detach()

@@ -7,7 +7,7 @@ import json
 import sys
 from pathlib import Path
 
-from medusa_viz.models.presets import PRESETS, REPOSITORY
+from medusa_viz.models.presets import REPOSITORY
 
 PROMPTS = REPOSITORY / "assets" / "prompts" / "bench.jsonl"
 COLUMNS = (("tokens/s", "tokens_per_second", "{:.1f}"), ("ms/token", "ms_per_token", "{:.1f}"),
@@ -53,17 +53,19 @@ def _measure(options: argparse.Namespace, prompts: list, names: list[str]) -> di
     from tqdm import tqdm
 
     from medusa_viz import cli
-    from medusa_viz.models import backbone
-    from medusa_viz.models.fetch import ensure_model
+    from medusa_viz.models import backbone, sources
+    from medusa_viz.models.adapter import is_adapter
+    from medusa_viz.models.fetch import silent
     from medusa_viz.tuning import bench
 
     engine = cli.load_engine(options)
     shape = cli.tree_from(options.tree, engine)
     reference = None
     if "transformers" in names:  # a second copy, as transformers loads it
-        preset = PRESETS.get(options.model)
-        source = ensure_model(preset) if preset else options.model
-        reference = backbone.load(source, engine.backbone.placement, engine.title, packed=False).model
+        source = sources.ready(options.model, silent)
+        heads = engine.loaded.folder
+        reference = backbone.load(source.folder, engine.backbone.placement, engine.title, packed=False,
+                                  adapter=heads if heads and is_adapter(heads) else None).model
     with tqdm(total=options.rounds * len(prompts) * len(names), unit="run", file=sys.stderr) as bar:
         return bench.bench(engine, reference, prompts, names, shape, options.max_new_tokens, options.rounds, bar.update)
 

@@ -1,4 +1,5 @@
-"""Is it plain greedy's text? A session's live comparison, run behind everything that people wait for."""
+"""Is it plain greedy's text? A session's live comparison, run behind everything that people wait for, and now and then
+a plain step on the same cache, so that busy steps are compared with busy ones."""
 
 from __future__ import annotations
 
@@ -8,6 +9,8 @@ from medusa_viz.ui.lines import Line
 from medusa_viz.ui.running import Seat
 from medusa_viz.ui.snapshot import Equality
 
+EVERY = 8  # steps between two measured plain ones
+
 
 class GreedyWatch:
     """Queues teacher-forced checks of the committed tokens on the worker and keeps the newest answer."""
@@ -15,6 +18,8 @@ class GreedyWatch:
     def __init__(self) -> None:
         self.on = True
         self._found: Future | None = None
+        self._plain: Future | None = None
+        self._steps = 0  # since a plain one was measured
 
     def forget(self) -> None:
         """A new text begins."""
@@ -22,8 +27,23 @@ class GreedyWatch:
 
     def give_way(self) -> None:
         """A check that has not begun can wait: the one after the next step covers its tokens too."""
-        if self._found is not None:
-            self._found.cancel()
+        for future in (self._found, self._plain):
+            if future is not None:
+                future.cancel()
+
+    def stepped(self) -> None:
+        """A step was committed."""
+        self._steps += 1
+
+    @property
+    def due(self) -> bool:
+        """A plain step is to be measured as soon as the page stands still."""
+        return self._steps >= EVERY and self._found is not None and not self._found.cancelled()
+
+    def rest(self, seat: Seat | None) -> None:
+        """The page stands still: measure a plain step if one is due."""
+        if self.due and self._found.done():
+            self._steps, self._plain = 0, seat.time_plain()
 
     def queue(self, seat: Seat | None, prompt_ids: list[int], line: Line) -> None:
         """Compare what the line has committed, if greedy acceptance alone wrote it."""

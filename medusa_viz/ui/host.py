@@ -9,13 +9,14 @@ import weakref
 from collections import OrderedDict
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import orjson
 
 from medusa_viz.decoding import records
 from medusa_viz.figures.texts import Texts
 from medusa_viz.models.presets import DEFAULT_PRESET
-from medusa_viz.ui import running, view
+from medusa_viz.ui import model_menu, running, view
 from medusa_viz.ui.knobs import ActionError
 from medusa_viz.ui.pages import Pages, attempt, sentence
 from medusa_viz.ui.portrait import record, snapshot
@@ -28,7 +29,7 @@ from medusa_viz.ui.written import written
 
 log = logging.getLogger(__name__)
 OPENING = Path(__file__).resolve().parents[2] / "assets" / "sessions" / "opening.json"
-DEFAULTS = {"model": DEFAULT_PRESET.name, "heads": "", "device": "auto", "dtype": "auto"}
+DEFAULTS = {"model": DEFAULT_PRESET.name, "heads": "", "device": "auto", "dtype": "auto", "compile": False}
 MAX_SESSIONS = 16
 PAGES = (TunerPage, TrainPage)
 """Pages beside the Explorer, in the order of the navigation."""
@@ -37,8 +38,12 @@ PAGES = (TunerPage, TrainPage)
 class Host:
     """What all sessions share: the model that the next Start runs on."""
 
-    def __init__(self, options: dict[str, str]) -> None:
+    def __init__(self, options: dict[str, Any], locked: bool = False) -> None:
         self.options = {name: options.get(name, default) for name, default in DEFAULTS.items()}
+        self.asked = self.options
+        """What the server was started with."""
+        self.locked = locked
+        """Visitors can neither change what runs nor name files of the server."""
         self.model: Model | None = None
         self.status = ModelStatus("loading", "import")
         self._models: weakref.WeakSet[Model] = weakref.WeakSet()
@@ -48,9 +53,15 @@ class Host:
         """Load the first model; whatever fails becomes one sentence in the status."""
         self._load(self.options)
 
-    def use(self, **options: str) -> None:
+    def needs_unlocked(self) -> None:
+        """Raise where only the server's owner may do this."""
+        if self.locked:
+            raise ActionError("locked")
+
+    def use(self, **options: Any) -> None:
         """Load another model or other heads in the background, for every Start after that. Runs that are under way
         keep what they began on."""
+        self.needs_unlocked()
         with self._lock:
             if self.status.state == "loading" or self.status.coming:
                 raise ActionError("still_loading")
@@ -64,14 +75,14 @@ class Host:
         for model in list(self._models):
             model.worker.close()
 
-    def start_on(self, model: Model, options: dict[str, str] | None = None) -> None:
+    def start_on(self, model: Model, options: dict[str, Any] | None = None) -> None:
         """What runs from the next Start on."""
         self.options = {**self.options, **(options or {})}
         self.model = model
         self._models.add(model)
         self.status = ModelStatus("ready", title=model.title)
 
-    def _load(self, options: dict[str, str]) -> None:
+    def _load(self, options: dict[str, Any]) -> None:
         try:
             self.start_on(running.load(options, self._report, self.model), options)
         except (ValueError, RuntimeError, OSError) as error:
@@ -95,8 +106,8 @@ class Host:
 class Sessions:
     """Sessions by token; each is used by one request at a time, the oldest idle one makes room for a new one."""
 
-    def __init__(self, options: dict[str, str], lang: str = "en") -> None:
-        self.host = Host(options)
+    def __init__(self, options: dict[str, Any], lang: str = "en", locked: bool = False) -> None:
+        self.host = Host(options, locked)
         self.texts = Texts(lang)
         self.pages = Pages(PAGES, self.host, self.texts)
         self._sessions: OrderedDict[str, ExplorerSession] = OrderedDict()
@@ -117,7 +128,7 @@ class Sessions:
                 session.notice = ("dropped", {})
                 if action not in PASSIVE:  # a look that nobody asked for may pass unread
                     self._dropped.discard(token)
-            now = snapshot(session, self.host.status, sentence(session.notice, self.texts))
+            now = snapshot(session, session.news.of(self.host.status), sentence(session.notice, self.texts))
             shown = view.packed(view.build(now, self.texts, session.opened))
             return orjson.dumps({"stamp": time.monotonic_ns(), **shown},
                                 option=orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY).decode()
@@ -148,6 +159,10 @@ class Sessions:
         session, lock = self._session(token)
         with lock:
             return written(session)
+
+    def models(self, token: str) -> str:
+        """What the model menu offers a page, as JSON."""
+        return orjson.dumps(model_menu.menu(self.host, self.texts)).decode()
 
     def session(self, token: str) -> ExplorerSession:
         """A page's session."""

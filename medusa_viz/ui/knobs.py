@@ -10,8 +10,9 @@ from typing import Any
 from medusa_viz.decoding.records import TEMPERATURES
 from medusa_viz.decoding.settings import MAX_RANKS, Acceptance, Walls
 from medusa_viz.decoding.tree import Path, TreeShape, dense, dense_nodes, from_paths
-from medusa_viz.tuning.builders import sparse
-from medusa_viz.tuning.specs import fitted
+from medusa_viz.models.presets import DEFAULT_TREE
+from medusa_viz.tuning.builders import assumed_accuracy, sparse
+from medusa_viz.tuning.specs import Facts, build, fitted
 
 SAMPLING_TEMPERATURE = 0.7  # what choosing another mode than greedy sets where the temperature was 0
 
@@ -91,6 +92,20 @@ class Knobs:
             if wanted.mode == "greedy":
                 return replace(wanted, mode="typical"), "mode_typical"
         return wanted, ""
+
+
+def started_on(knobs: Knobs, engine: Any, before: Any) -> tuple[Knobs, str]:
+    """The knobs for a run on an engine, and a note; `before` is the engine of the last one, None for the first. Another
+    backbone is begun with the tree that its makers draft with. Where they name none, the first run of all keeps the
+    knobs as they are, and a later one begins with the page's own walls."""
+    heads = engine.drafter.heads
+    if before is not None and before.backbone is engine.backbone:
+        return knobs.fitted(heads), ""
+    if engine.tree in ("", DEFAULT_TREE):
+        return (replace(knobs, walls=Walls(), own=None) if before is not None else knobs).fitted(heads), ""
+    accuracy = engine.accuracy or assumed_accuracy(heads)
+    built = build(engine.tree, Facts(heads, accuracy))
+    return knobs.with_tree(built.shape.paths[1:], accuracy)[0], " ".join(built.notes)
 
 
 def tree_for(walls: Walls, accuracy: Sequence[Sequence[float]], room: int) -> TreeShape:

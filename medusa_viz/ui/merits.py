@@ -21,9 +21,12 @@ def committed_steps(snapshot: Snapshot) -> list[Step]:
 
 
 def merits(snapshot: Snapshot, t: Texts) -> list[dict]:
-    """Tiles: since the knobs last moved, and this run beside it."""
+    """Tiles: since the knobs last moved, and this run beside it; before a step is committed under the new knobs, of
+    the run alone."""
     run = committed_steps(snapshot)
     steps = [step for step in run if step.index >= snapshot.knobs_since]
+    is_run = not steps and bool(run)
+    steps = run if is_run else steps
     heads = len(snapshot.steps[0].drafts.heads) if snapshot.steps else 0
     shown = measure([len(step.verdict.committed) for step in steps], heads)
     whole = measure([len(step.verdict.committed) for step in run], heads)
@@ -38,13 +41,22 @@ def merits(snapshot: Snapshot, t: Texts) -> list[dict]:
         _tile("accepted_per_step", drafts, t("view.merit.since", n=n), t),
         _expected(snapshot, t),
         _depths(shown.accepted_per_depth, n, t),
+        *_speed(steps, rate, snapshot.plain_ms, t),
     ]
-    return [*tiles, *_speed(steps, rate, snapshot.plain_ms, t)]
+    return [_of_run(tile, n, t) for tile in tiles] if is_run else tiles
 
 
 def _tile(key: str, value: str, note: str, t: Texts, bars: list[dict] | None = None) -> dict:
     return {"key": key, "label": t(f"view.merit.{key}"), "value": value, "note": note,
             "hint": t(f"view.merit.{key}_hint"), "bars": bars or []}
+
+
+def _of_run(tile: dict, n: int, t: Texts) -> dict:
+    """A tile whose value is that of the run, since no step was committed under the knobs as they stand."""
+    if tile["key"] == "expected":
+        return tile
+    return {**tile, "label": t("view.merit.of_run", label=tile["label"]), "note": t("view.merit.none_since"),
+            "hint": f"{tile['hint']} {t('view.merit.run_steps', n=n)}"}
 
 
 def _expected(snapshot: Snapshot, t: Texts) -> dict:
@@ -68,14 +80,15 @@ def _speed(steps: Sequence[Step], rate: float, plain_ms: float | None, t: Texts)
     if not timed:
         return [_tile(key, numbers.NONE, t("view.merit.since", n=0), t) for key in ("latency", "overhead", "speedup")]
     total = sum(timing.total for timing in timed) / len(timed)
-    latency = _tile("latency", t("view.ms", ms=numbers.milliseconds(total)), t("view.merit.mean", n=len(timed)), t,
+    n = len(timed)
+    latency = _tile("latency", t("view.ms", ms=numbers.milliseconds(total)), t("view.merit.mean", n=n), t,
                     _parts(timed, t))
     if not plain_ms:
         return [latency, *(_tile(key, numbers.NONE, t("view.merit.no_plain"), t) for key in ("overhead", "speedup"))]
     overhead = total / plain_ms
     note = t("view.merit.plain", ms=numbers.milliseconds(plain_ms))
     return [latency, _tile("overhead", f"{overhead:.2f}", note, t),
-            _tile("speedup", numbers.ratio(rate / overhead, len(timed)), t("view.merit.since", n=len(timed)), t)]
+            _tile("speedup", numbers.ratio(rate / overhead, n), t("view.merit.since", n=n), t)]
 
 
 def _parts(timed: Sequence[Timings], t: Texts) -> list[dict]:

@@ -32,6 +32,7 @@ trigger('hello', { token });
 import(files + setup.script).then(({ mount }) => mount(element.querySelector('.mv-page'), {
   texts: setup.texts, lang: setup.lang, options: setup.options, act, poll: () => act('poll', {}),
   page: (name, action, payload) => act(action, payload, name),
+  models: () => act('models', {}).then(JSON.parse),
   waiting: () => act('waiting', {}).then(Number), record: () => act('record', {}), written: () => act('written', {}),
 }));
 """
@@ -57,7 +58,8 @@ def build(sessions: Sessions, lang: str = "en") -> gr.Blocks:
         token, action, payload = (message.get(name) for name in ("token", "action", "payload"))
         if message.get("page"):
             return sessions.pages.act(str(token), str(message["page"]), str(action), _payload(payload))
-        asked = {"waiting": sessions.waiting, "record": sessions.record, "written": sessions.written}.get(str(action))
+        asked = {"waiting": sessions.waiting, "record": sessions.record, "written": sessions.written,
+                 "models": sessions.models}.get(str(action))
         if asked:
             return str(asked(str(token)))
         return sessions.act(str(token), str(action), _payload(payload))

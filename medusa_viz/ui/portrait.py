@@ -26,6 +26,7 @@ def snapshot(session: ExplorerSession, status: ModelStatus, notice: str) -> Snap
         branches=[BranchTab(line.name, len(line.entries), line.fork) for line in session.lines.values()],
         notice=notice, equality=session.watch.now(session.line if has_steps else None, session.recorded),
         plain_ms=None if session.recorded or own is None else own.plain_ms, knobs_since=session.knobs_since,
+        verified_nodes=session.entry.verified.shape.nodes if has_steps else None, plain_due=session.watch.due,
         pinned=_pinned(session), check_on=session.watch.on, max_nodes=session.max_nodes, screen=session.screen,
         heads=_heads(session), own_tree=session.knobs.own is not None,
         renewed=session.seat is not None and session.seat.model is not session.host.model)

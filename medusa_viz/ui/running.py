@@ -7,8 +7,10 @@ import dataclasses
 import gc
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Any
 
 from medusa_viz.decoding.preview import LatencyEstimate
@@ -17,7 +19,8 @@ from medusa_viz.decoding.tree import TreeShape
 from medusa_viz.models.worker import Worker
 
 MAX_NODES = {"cpu": 256, "cuda": 1024}  # verified nodes; larger trees stay drawings
-PLACE = ("model", "device", "dtype")  # options that decide about the backbone; the rest is heads
+PLACE = ("model", "device", "dtype", "compile")  # options that decide about the backbone; the rest is heads
+RECENT = 5  # plain steps whose median counts
 
 Report = Callable[[str, float | None, str], None]
 
@@ -30,8 +33,9 @@ class Model:
     worker: Worker
     live: Any
     """The module `decoding.live`."""
-    options: dict[str, str] = field(default_factory=dict)
-    plain_ms: float | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+    plain: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
+    """Milliseconds of the last plain steps: measured when the model was loaded, and among the steps of its sessions."""
     latency: LatencyEstimate = field(default_factory=LatencyEstimate)
 
     def __post_init__(self) -> None:
@@ -40,6 +44,11 @@ class Model:
     @property
     def title(self) -> str:
         return f"{self.engine.title} · {self.engine.place}"
+
+    @property
+    def plain_ms(self) -> float | None:
+        """Milliseconds of a plain step, the median of the last ones; None until one was measured."""
+        return median(self.plain) if self.plain else None
 
     @property
     def max_nodes(self) -> int:
@@ -65,6 +74,15 @@ class Seat:
 
         return self.model.worker.submit(self.token, on_worker)
 
+    def time_plain(self) -> Any:
+        """Queue the measurement of one plain step for this model, which nobody may have to wait for; its future."""
+        def job(run: Any) -> None:
+            ms = None if self.model.worker.others_wait(self.token) else run.plain_step()
+            if ms is not None:
+                self.model.plain.append(ms)
+
+        return self.submit(job)
+
     def open(self, ids: Sequence[int], settings: Acceptance) -> Any:
         """Prefill tokens; the position behind them."""
         return self.work(lambda run: run.open(ids, settings))
@@ -76,7 +94,7 @@ class Seat:
         return look
 
 
-def load(options: dict[str, str], report: Report, beside: Model | None = None) -> Model:
+def load(options: dict[str, Any], report: Report, beside: Model | None = None) -> Model:
     """A model as `options` (those of EngineOptions) name it. Where only the heads are others than those of the model
     that runs already, and none of the two changes the backbone, the backbone is shared and so is its worker."""
     from medusa_viz.decoding import engine as engines
@@ -84,13 +102,14 @@ def load(options: dict[str, str], report: Report, beside: Model | None = None) -
 
     engines.quiet_transformers()
     wanted = engines.EngineOptions(**options)
-    if beside is not None and _same_backbone(beside, options):
+    if beside is not None and all(options[name] == beside.options.get(name) for name in PLACE):
         report("load", None, beside.engine.title)
-        return _with_heads(beside, options)
+        if (shared := _with_heads(beside, options, report)) is not None:
+            return shared
     engine = engines.load(wanted, report)
     model = Model(engine, worker_of(engine), live, options)
     report("warm", None, engine.title)
-    model.plain_ms = engine.plain_ms()
+    model.plain.append(engine.plain_ms())
     model.latency.add(1, model.plain_ms)
     return model
 
@@ -107,27 +126,25 @@ def _end(worker: Worker) -> None:
     threading.Thread(target=worker.close, name="unload", daemon=True).start()
 
 
-def _heads_of(options: dict[str, str]) -> str:
-    """Where the heads lie: an empty name means those that ship with the preset."""
-    from medusa_viz.models.presets import PRESETS, heads_folder
-
-    preset = PRESETS.get(options["model"])
-    return options["heads"] or (str(heads_folder(preset)) if preset else "")
-
-
-def _same_backbone(running: Model, options: dict[str, str]) -> bool:
+def _with_heads(running: Model, options: dict[str, Any], report: Report) -> Model | None:
+    """The running backbone with other heads; None where these or those change the backbone by an adapter."""
+    from medusa_viz.decoding import engine as engines
     from medusa_viz.models.adapter import is_adapter
-
-    return (all(options[name] == running.options.get(name) for name in PLACE) and bool(_heads_of(options))
-            and not is_adapter(_heads_of(options)) and not is_adapter(_heads_of(running.options)))
-
-
-def _with_heads(running: Model, options: dict[str, str]) -> Model:
-    from medusa_viz.models import checkpoints
     from medusa_viz.models.heads import Drafter
 
     backbone = running.engine.backbone
-    loaded = checkpoints.load(_heads_of(options), backbone.hidden_size, backbone.vocab_size, backbone.placement.dtype)
+    if is_adapter(running.engine.loaded.folder):
+        return None
+    _, loaded = engines.find(engines.EngineOptions(**options), backbone.placement, report)
+    if is_adapter(loaded.folder):
+        return None
     drafter = running.worker.submit("", lambda: Drafter(loaded.module, backbone.lm_head)).result()
     engine = dataclasses.replace(running.engine, drafter=drafter, loaded=loaded)
-    return Model(engine, running.worker, running.live, options, running.plain_ms, running.latency)
+    return Model(engine, running.worker, running.live, options, running.plain, running.latency)
+
+
+def device_kind(options: dict[str, Any]) -> str:
+    """`cpu`, `cuda` or another kind of device: the one that these options ask for."""
+    from medusa_viz.models.device import choose
+
+    return choose(options["device"]).device.type

@@ -16,10 +16,11 @@ from medusa_viz.decoding.records import Session, Step
 from medusa_viz.decoding.settings import Limits
 from medusa_viz.decoding.tree import TreeShape
 from medusa_viz.tuning.builders import assumed_accuracy
-from medusa_viz.ui import presets
+from medusa_viz.ui import model_menu, presets
 from medusa_viz.ui.greedy_watch import GreedyWatch
-from medusa_viz.ui.knobs import ActionError, Knobs, own_tree, tree_for
+from medusa_viz.ui.knobs import ActionError, Knobs, own_tree, started_on, tree_for
 from medusa_viz.ui.lines import Entry, Line, Pin, recorded_line
+from medusa_viz.ui.news import News
 from medusa_viz.ui.running import MAX_NODES, Model, Seat
 from medusa_viz.ui.snapshot import Screen, screen_of
 from medusa_viz.ui.wording import Wording
@@ -48,6 +49,7 @@ class ExplorerSession:
         self.opened: frozenset[tuple[int, ...]] = frozenset()  # paths whose children are drawn in spite of the fold
         self.screen = Screen()
         self.watch = GreedyWatch()
+        self.news = News()
         if opening is not None:
             self._show_recording(opening)
 
@@ -77,12 +79,20 @@ class ExplorerSession:
             raise ActionError("unknown_action", name=action[:40])
         if action not in PASSIVE:
             self.notice = ""
+            self.news.read()
         method(**payload)
 
     def do_hello(self) -> None:
         """Show what there is."""
 
-    do_poll = do_hello
+    def do_poll(self) -> None:
+        """Show what is new. The page stands still meanwhile."""
+        self.watch.rest(self.seat)
+
+    def do_use(self, model: str = "", heads: str = "", dtype: str = "") -> None:
+        """Load another model or other heads behind the running one, for every Start after that."""
+        self.news = News()
+        self.host.use(**model_menu.choice(self.host, model, heads, dtype))
 
     def do_start(self, prompt: str) -> None:
         """Prefill a prompt and show its first step."""
@@ -94,16 +104,16 @@ class ExplorerSession:
         if len(ids) >= engine.backbone.context:
             raise ActionError("long_prompt", tokens=f"{len(ids):,}", context=f"{engine.backbone.context:,}")
         self.watch.give_way()
-        old = self.seat, self.prompt_ids, self.recorded, self.knobs
+        old = self.seat, self.prompt_ids, self.recorded, self.knobs, self.wording
         position = seat.open(ids, self.knobs.acceptance)
-        self.seat, self.prompt_ids, self.recorded = seat, list(ids), False
-        self.knobs = self.knobs.fitted(engine.drafter.heads)
+        knobs, note = started_on(self.knobs, engine, self.seat and self.seat.model.engine)
+        self.seat, self.prompt_ids, self.recorded, self.knobs, self.wording = seat, list(ids), False, knobs, Wording()
         try:
             entry = self._look(position, 0, "A", self.knobs)
         except BaseException:
-            self.seat, self.prompt_ids, self.recorded, self.knobs = old
+            self.seat, self.prompt_ids, self.recorded, self.knobs, self.wording = old
             raise
-        self.lines, self.prompt, self.notice = {"A": Line("A", [entry])}, prompt, ids.notice
+        self.lines, self.prompt, self.notice = {"A": Line("A", [entry])}, prompt, ids.notice or note
         if not engine.accuracy:
             self.notice = ("no_accuracy", {})
         self.branch, self.index, self.draft, self.knobs_since, self.pin = "A", 0, None, 0, None
@@ -326,6 +336,7 @@ class ExplorerSession:
         line.finished = verdict.finish
         self.lines[line.name] = line
         self.branch, self.index, self.draft = line.name, len(line.entries) - 1, None
+        self.watch.stepped()
         self.watch.queue(self.seat, self.prompt_ids, line)
 
     def _branched(self) -> Line:

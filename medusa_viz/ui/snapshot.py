@@ -124,6 +124,10 @@ class Snapshot:
     """Measured milliseconds of a plain step on this device; None until measured."""
     knobs_since: int = 0
     """First step since the knobs last moved."""
+    verified_nodes: int | None = None
+    """Nodes of the tree that was verified at the step shown, which may be wider than the one drawn."""
+    plain_due: bool = False
+    """A plain step is to be measured once the page stands still."""
     pinned: Pinned | None = None
     check_on: bool = True
     """The comparison with plain greedy runs."""

@@ -15,7 +15,10 @@ PHASES = ("propose", "verify", "accept", "commit")
 def status(snapshot: Snapshot, t: Texts) -> dict:
     """The one status line. What went wrong is said by the model side; the rest by us."""
     model, shown = snapshot.model, snapshot.model.coming or snapshot.model
-    text = t("view.status.renewed" if snapshot.renewed else "view.status.ready")
+    text = t("view.status.ready")
+    if snapshot.renewed:
+        same = model.title == snapshot.title
+        text = t("view.status.renewed") if same else t("view.status.renewed_model", title=model.title)
     if model.state == "error":
         text = model.detail or t("view.status.error")
     elif shown.state == "loading":
@@ -92,9 +95,14 @@ def steps(snapshot: Snapshot) -> dict:
             "committed": [len(step.verdict.committed) if step.verdict else 0 for step in snapshot.steps]}
 
 
-def phases(step: Step | None) -> list[dict]:
-    """Measured milliseconds of the four parts."""
-    return [{"name": name, "ms": getattr(step.timings, name) if step else None} for name in PHASES]
+def phases(snapshot: Snapshot, step: Step | None, t: Texts) -> list[dict]:
+    """Measured milliseconds of the four parts; of verify, on how many nodes where they are not those drawn."""
+    found = [{"name": name, "ms": getattr(step.timings, name) if step else None, "note": "", "hint": ""}
+             for name in PHASES]
+    nodes = snapshot.verified_nodes
+    if step is not None and step.timings.verify is not None and nodes not in (None, step.shape.nodes):
+        found[1] |= {"note": t("view.phase.on_nodes", n=nodes), "hint": t("view.phase.on_nodes_hint", n=nodes)}
+    return found
 
 
 def equality(snapshot: Snapshot, t: Texts) -> dict:
@@ -103,7 +111,7 @@ def equality(snapshot: Snapshot, t: Texts) -> dict:
     # A recording has no model to compare with, so nothing is to be waited for.
     state = "off" if snapshot.recorded and found.note == "waiting" else found.note
     gap = "" if found.gap is None else f"{found.gap:.1e}"
-    return {"state": state, "on": snapshot.check_on,
+    return {"state": state, "on": snapshot.check_on, "plain_due": snapshot.plain_due,
             "text": t(f"view.equality.{state}", position=(found.position or 0) + 1, gap=gap)}
 
 

@@ -50,6 +50,7 @@ class TrainPage(Page):
     def do_start(self, token: str, recipe: str, model: str, settings: dict, distil: int = 0, data: str = "",
                  name: str = "") -> None:
         """Begin a run, and look at it."""
+        self.host.needs_unlocked()
         if not isinstance(settings, dict):
             raise ActionError("odd_payload", name="start")
         if model not in {one["name"] for one in form(self.host, self.t)["models"]}:
@@ -68,6 +69,7 @@ class TrainPage(Page):
 
     def do_resume(self, token: str, run: str) -> None:
         """Go on with a run that ended early."""
+        self.host.needs_unlocked()
         folder = self._folder(token, run)
         plan = from_json(train_runner.read(folder).get("plan"))
         if plan is None or plan.folder != folder:
@@ -81,6 +83,7 @@ class TrainPage(Page):
 
     def do_open_path(self, token: str, path: str) -> None:
         """Look at a run or heads folder that lies anywhere on the server."""
+        self.host.needs_unlocked()
         try:
             folder = Path(str(path).strip()).expanduser().absolute()
             found = str(path).strip() and ((folder / LOG_NAME).is_file() or has_heads(folder))
@@ -116,9 +119,10 @@ class TrainPage(Page):
             key = shown.log.key if shown else "none"
             figures = None if key == have else train_view.figures(shown.log if shown else RunLog(Path()), self.t)
         live = running is not None or (run is not None and run["live"])
-        return {"poll": LIVE_MS if live else IDLE_MS, "runs": runs[:MOST_RUNS], "run": run, "key": key,
-                "figures": figures, "busy": running is not None,
-                "form": form(self.host, self.t) if have is None else None}
+        open_to_all = have is None and not self.host.locked
+        return {"poll": LIVE_MS if live else IDLE_MS, "locked": self.host.locked, "runs": runs[:MOST_RUNS], "run": run,
+                "key": key, "figures": figures, "busy": running is not None,
+                "form": form(self.host, self.t) if open_to_all else None}
 
     def _look(self, folder: Path) -> Shown:
         """A run with the new lines of its log read."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from medusa_viz.figures.texts import Texts
-from medusa_viz.models.presets import PRESETS
+from medusa_viz.models.presets import PRESETS, shipped
 from medusa_viz.training.settings import RECIPES
 from medusa_viz.ui.train_plan import data_root, reply_tokens
 
@@ -43,7 +43,8 @@ def _fields(defaults: object) -> list[dict]:
 
 def _models(host: Any, t: Texts) -> list[dict]:
     running = host.options["model"]
-    others = [name for name in PRESETS if name != running]
+    running = PRESETS[running].weights if running in PRESETS else running  # without the adapter that its heads bring
+    others = [preset.name for preset in shipped() if preset.name == preset.weights != running]
     return [{"name": running, "label": t("train.model_running", name=_title(running))},
             *({"name": name, "label": _title(name)} for name in others)]
 

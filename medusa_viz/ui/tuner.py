@@ -67,7 +67,8 @@ class TunerPage(Page):
         have = self._have.pop(token, {})
         desk, model, switched = self._open(token)
         if desk is None:
-            return tuner_view.loading(self.t)
+            status = self.host.status
+            return tuner_view.loading(status.detail if status.state == "error" else "", self.t)
         desk.room = self._rooms.get(token, desk.room)
         desk.follow()
         shown = tuner_view.view(desk, model, have, self.t)

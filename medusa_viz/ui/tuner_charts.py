@@ -197,9 +197,8 @@ def _equal(equal: Any, t: Texts) -> dict:
 
 def thresholds(desk: Desk, t: Texts) -> dict:
     """The threshold study in the proxy chosen."""
-    settings = [_setting(kind, point, desk.proxy, t) for point in desk.points for kind in _kinds(point)]
-    order = {"epsilon": 0, "temperature": 1, "greedy": 2, "sampling": 3}
-    settings.sort(key=lambda setting: order[setting.kind])
+    points = sorted(desk.points, key=lambda point: (point.epsilon or 0.0, point.temperature))
+    settings = [_setting(kind, point, desk.proxy, t) for point in points for kind in _kinds(point)]
     chart = tuner_figures.thresholds(settings, t(f"tuner.proxy_{desk.proxy}"), t)
     caption = t("tuner.studied", tree=desk.studied) if desk.points else t("tuner.studied_none")
     return {**packed(chart), "caption": caption, "hint": t(f"tuner.proxy_{desk.proxy}_hint")}

@@ -26,7 +26,8 @@ class Task:
     def __init__(self, name: str, model: Model, study: Study, token: str, job: Job, done: Callable[[Any], None],
                  timed: bool = False) -> None:
         self.name, self.state, self.fault = name, RUNNING, ""
-        self.progress, self.since = Progress(0, 0), time.monotonic()
+        self.progress = Progress(0, 0)
+        self._since, self._from = time.monotonic(), 0
         self._model: Model | None = model
         self._study, self._token, self._job, self._done = study, token, job, done
         self._wanted, self._lock = True, threading.Lock()
@@ -41,9 +42,9 @@ class Task:
 
     @property
     def seconds_left(self) -> float | None:
-        """By the pace so far."""
-        done, total = self.progress.done, self.progress.total
-        return (time.monotonic() - self.since) * (total - done) / done if done and total else None
+        """Of the stretch under way, by its pace so far; a job may have several, each with a total of its own."""
+        done, total = self.progress.done - self._from, self.progress.total - self._from
+        return (time.monotonic() - self._since) * (total - done) / done if done > 0 and total else None
 
     def _queue(self) -> None:
         try:
@@ -57,7 +58,10 @@ class Task:
             self._end(CANCELLED)
             return False
         try:
-            self.progress = next(self._job)
+            progress = next(self._job)
+            if progress.total != self.progress.total:
+                self._since, self._from = time.monotonic(), progress.done
+            self.progress = progress
         except StopIteration as end:
             self._done(end.value)
             self._end(FINISHED)

@@ -17,7 +17,7 @@ from medusa_viz.ui.tuner_desk import Desk
 
 PLANNED, SLOT = "planned", "slot"
 CUT_WIDTH, CUT_HEADS = 8, 4  # of the tree that a budget cuts from: 4,680 nodes
-DRAWN_SLOTS, LEAST_SLOTS = 44, 6  # nodes and slots drawn together, and slots at least
+DRAWN_SLOTS, LEAST_SLOTS = 32, 6  # nodes and slots drawn together, and slots at least
 
 
 def draw(desk: Desk, t: Texts) -> dict:
@@ -62,9 +62,8 @@ class _Drawn:
     def view(self) -> dict:
         shape, layout, drawn = self.shape, self.layout, self.folded.visible
         small = {row: self._small(row) for row in drawn}
-        labels = [self.t("view.root"), *(f"+{path[-1]}" if verdict == SLOT and path not in self.own.row_of
-                                         else str(path[-1])
-                                         for path, verdict in zip(shape.paths[1:], self.verdicts[1:], strict=True))]
+        root = self.t("view.root")
+        labels = [root if len(root) <= layout.scale.room(0) else "·", *map(self._label, shape.paths[1:])]
         drawing = tree.TreeDrawing(layout, labels, shape.depth.tolist(), self.verdicts, frozenset(),
                                    self.folded.hidden, (small, small), shape.depth_counts)
         nodes = [{"row": row, "path": _dotted(shape.paths[row]), "parent": int(shape.parent[row]),
@@ -75,6 +74,10 @@ class _Drawn:
                            "layout": tree.figure(drawing, self.t)},
                 "nodes": nodes, "told": {str(row): self._told(row) for row in drawn}, "count": self.own.nodes,
                 "grown": self.grown, "growth": self._growth(), "folded": self.folded.total, "editable": True}
+
+    def _label(self, path: Path) -> str:
+        """A node is called by its rank, a place for one with a plus before it."""
+        return f"{'' if path in self.own.row_of else '+'}{path[-1]}"
 
     def _slots(self) -> list[Path]:
         """Places that are drawn although no node is there: where one could be added, or what the budget cut."""

@@ -24,9 +24,10 @@ from medusa_viz.ui.tuner_task import FAILED, RUNNING
 JOB_MS, SURVEY_MS, IDLE_MS = 400, 800, 4000  # between looks
 
 
-def loading(t: Texts) -> dict:
-    """Before there is a model, or before what is known of it was read."""
-    return {"poll": JOB_MS, "ready": False, "advice": {"state": "loading", "title": t("tuner.loading"), "text": ""}}
+def loading(fault: str, t: Texts) -> dict:
+    """Before there is a model, or before what is known of it was read; `fault` says why there is none."""
+    title = t("tuner.no_model" if fault else "tuner.loading")
+    return {"poll": JOB_MS, "ready": False, "advice": {"state": "loading", "title": title, "text": fault}}
 
 
 def view(desk: Desk, model: Model, have: dict[str, str], t: Texts) -> dict:
@@ -110,7 +111,8 @@ def job(desk: Desk, t: Texts) -> dict | None:
     progress, left = task.progress, task.seconds_left
     text = t("tuner.job", name=name, part=progress.part) if progress.part else name
     if left is not None:
-        text += t("tuner.job_left", time=duration(left, t))
+        several = task.name == "calibrate"  # it answers, fits and ranks in turn
+        text += t("tuner.job_left_part" if several else "tuner.job_left", time=duration(left, t))
     return {"live": True, "name": task.name, "text": text,
             "fraction": progress.done / progress.total if progress.total else None}
 
@@ -193,7 +195,7 @@ def _interval(option: Option) -> str:
 def _speeds(desk: Desk, option: Option, t: Texts) -> list[dict]:
     """Step time and predicted speed, where step times are known."""
     if not desk.latency:
-        return [_fact("second", numbers.NONE, t)]
+        return [_fact(key, numbers.NONE, t) for key in ("ms", "second")]
     plain = 1e3 / desk.step_ms(0)
     rate = option.tokens_per_second
     speed = numbers.NONE if rate is None else t("tuner.second", speed=_per_second(desk.batch * rate),
@@ -205,7 +207,7 @@ def _speeds(desk: Desk, option: Option, t: Texts) -> list[dict]:
 def _real(desk: Desk, option: Option, t: Texts) -> list[dict]:
     done = desk.measured.get((desk.chosen.key, 0.0))
     if done is None:
-        return []
+        return [_fact("measured", numbers.NONE, t)]
     off = tuner_charts.error(option.tokens_per_step, done.run.tokens_per_step)
     return [_fact("measured", t("tuner.measured", rate=f"{done.run.tokens_per_step:.3f}", error=off,
                                 speed=_per_second(done.run.tokens_per_second)), t)]

@@ -36,7 +36,7 @@ def build(snapshot: Snapshot, t: Texts, opened: Collection[Path] = ()) -> dict:
         "run": status.run(snapshot, step, t),
         "steps": status.steps(snapshot),
         "text": status.text(snapshot, step),
-        "phases": status.phases(step),
+        "phases": status.phases(snapshot, step, t),
         "equality": status.equality(snapshot, t),
         "merits": merits.merits(snapshot, t),
         "knobs": knob_view.knobs(snapshot, step, t),

@@ -144,11 +144,11 @@ def test_a_run_is_started_watched_stopped_and_used(visit, server):
     explorer = Explorer(page)
     explorer.start("abc")
     expect(page.locator(".mv-top-s .mv-knob")).to_have_count(2)
-    page.click("#heads-from summary")
-    expect(page.locator(".mv-facts-box")).to_contain_text("Trained by medusa1")
-    page.click("#heads-from a")
+    page.click("#model-menu summary")
+    expect(page.locator(".mv-models")).to_contain_text("Trained by medusa1")
+    page.click("#model-menu a")
     is_open(page, "train")
-    expect(page.locator("#heads-from")).not_to_have_attribute("open", "")
+    expect(page.locator("#model-menu")).not_to_have_attribute("open", "")
 
 
 def test_other_folders_are_opened_and_a_fault_leaves_the_page_whole(visit, server):

@@ -1,4 +1,5 @@
-"""The page on a Hugging Face Space: `python app.py` on every interface, with the options of MEDUSA_VIZ_OPTIONS."""
+"""The page on a Hugging Face Space: `python app.py` on every interface, with the model locked and the options of
+MEDUSA_VIZ_OPTIONS."""
 
 import os
 import shlex
@@ -14,4 +15,4 @@ if os.environ.get("SPACES_ZERO_GPU"):
 from app import main  # noqa: E402
 
 if __name__ == "__main__":
-    main(["--host", "0.0.0.0", *shlex.split(os.environ.get("MEDUSA_VIZ_OPTIONS", ""))])
+    main(["--host", "0.0.0.0", "--lock-model", *shlex.split(os.environ.get("MEDUSA_VIZ_OPTIONS", ""))])

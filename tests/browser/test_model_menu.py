@@ -1,0 +1,156 @@
+"""The model menu in a real browser: tiny models switched by hand, on a desktop and a phone, and a server that keeps its
+model."""
+
+from __future__ import annotations
+
+import re
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+from tiny_page import saved_heads, saved_model
+
+from medusa_viz.models import memory
+from medusa_viz.ui import host as hosts
+from medusa_viz.ui import page as pages
+from tests.browser.conftest import watched
+from tests.browser.explorer import Explorer
+
+LOAD_MS = 60_000
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace]:
+    """Two servers in this process on tiny models, one of which keeps its model."""
+    root = tmp_path_factory.mktemp("menu")
+    made = SimpleNamespace(root=root, model=saved_model(root / "tiny"), heads=saved_heads(root / "heads"),
+                           other=saved_model(root / "<b>other"), more=saved_heads(root / "more", 4, 1), url={}, open={})
+    demos = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MEDUSA_VIZ_CACHE", str(root / "cache"))
+        patch.setattr(memory, "free", lambda device: int(7e9))
+        for locked in (False, True):
+            sessions = hosts.Sessions({"model": str(made.model), "heads": str(made.heads)}, locked=locked)
+            sessions.load_in_background()
+            demo = pages.build(sessions)
+            with socket.socket() as free:
+                free.bind(("127.0.0.1", 0))
+                port = free.getsockname()[1]
+            starter = threading.Thread(target=pages.launch, args=(demo, "127.0.0.1", port), kwargs={"block": False})
+            starter.start()
+            starter.join()
+            made.url[locked], made.open[locked] = f"http://127.0.0.1:{port}", sessions
+            demos.append((demo, sessions))
+        yield made
+        for demo, sessions in demos:
+            demo.close()
+            sessions.shutdown()
+
+
+@pytest.fixture
+def visit(servers: SimpleNamespace, browser: Browser) -> Iterator[Callable[..., Page]]:
+    opened: list[tuple[Page, list[str]]] = []
+
+    def open_(width: int = 1440, height: int = 900, locked: bool = False, address: str = "", **context: object) -> Page:
+        page = browser.new_context(viewport={"width": width, "height": height}, reduced_motion="reduce",
+                                   **context).new_page()
+        opened.append((page, watched(page)))
+        page.goto(f"{servers.url[locked]}/{address}")
+        Explorer(page).wait_ready()
+        return page
+
+    yield open_
+    for page, faults in opened:
+        page.context.close()
+        assert not faults, faults
+
+
+def opened(page: Page) -> None:
+    page.click("#model-menu summary")
+    expect(page.locator(".mv-model-choice").first).to_be_visible()
+
+
+def named(page: Page, model: str, heads: str) -> None:
+    """Ask for a model in the menu's form."""
+    opened(page)
+    page.fill("#models-model", model)
+    page.fill("#models-heads", heads)
+    page.press("#models-heads", "Enter")
+    expect(page.locator("#model-menu")).not_to_have_attribute("open", "")
+
+
+def test_a_model_is_switched_while_the_old_run_goes_on(visit, servers):
+    page = visit()
+    explorer = Explorer(page)
+    explorer.start("abc")
+    opened(page)
+    expect(page.locator(".mv-model-choice[aria-current]")).to_contain_text("tiny with heads")
+    large = page.locator(".mv-model-choice", has_text="Vicuna 33B v1.3")
+    expect(large).to_contain_text("Does not fit here: it needs 141.8 GB")
+    expect(large).to_be_disabled()
+    expect(page.locator(".mv-model-choice", has_text="TinyLlama")).to_be_enabled()
+    page.keyboard.press("Escape")
+    expect(page.locator("#model-menu summary")).to_be_focused()
+    phase = page.get_attribute(".mv", "data-phase")
+    named(page, str(servers.other), str(servers.more))
+    expect(page.locator(".mv-status")).to_contain_text("<b>other · CPU", timeout=LOAD_MS)
+    expect(page.locator(".mv-status")).to_contain_text("is ready: Start uses it")
+    assert page.locator(".mv-header b:text-is('other')").count() == 0
+    assert page.get_attribute(".mv", "data-phase") == phase
+    explorer.step()
+    expect(page.locator(".mv-top-s .mv-knob")).to_have_count(3)
+    explorer.start("abc")
+    expect(page.locator(".mv-top-s .mv-knob")).to_have_count(4)
+    expect(page.locator(".mv-model")).to_contain_text("<b>other")
+    opened(page)
+    expect(page.locator(".mv-model-choice[aria-current]")).to_have_count(0)
+    page.locator(".mv-model-choice", has_text="tiny with heads").click()
+    expect(page.locator(".mv-status")).to_contain_text("tiny · CPU", timeout=LOAD_MS)
+
+
+def test_a_fault_is_one_sentence_and_letters_are_typed_into_the_boxes_alone(visit, servers):
+    page = visit()
+    explorer = Explorer(page)
+    explorer.start("abc")
+    opened(page)
+    page.locator("#models-model").press_sequentially("/no p,.\\where")
+    expect(page.locator(".mv")).not_to_have_attribute("data-showing-a", "")
+    assert page.locator("#step-slider .mv-step-count").inner_text().startswith("step 1")
+    expect(page.locator(".mv-pin button").first).to_have_attribute("aria-pressed", "false")
+    page.click("#models-load")
+    expect(page.locator(".mv-status")).to_contain_text("/no p,.\\where is no folder here", timeout=LOAD_MS)
+    expect(page.locator(".mv-status")).to_contain_text("The running model stays in use.")
+    explorer.step()
+    expect(page.locator(".mv-status")).to_have_text("ready")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_menu_on_a_phone(visit, scheme):
+    page = visit(390, 844, has_touch=True, color_scheme=scheme)
+    page.locator("#model-menu summary").tap()
+    expect(page.locator(".mv-model-choice").first).to_be_visible()
+    box = page.locator(".mv-models").bounding_box()
+    assert box["x"] >= 0 and box["x"] + box["width"] <= 390 and box["y"] + box["height"] <= 844
+    small = page.evaluate("""() => [...document.querySelectorAll('.mv-models :is(button, select, input, a)')]
+      .filter((element) => element.getBoundingClientRect().height < 44).map((element) => element.textContent)""")
+    assert small == []
+    page.locator("#models-load").scroll_into_view_if_needed()
+    expect(page.locator("#models-load")).to_be_in_viewport()
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+
+
+def test_a_locked_server_only_informs(visit):
+    page = visit(locked=True)
+    opened(page)
+    expect(page.locator(".mv-models")).to_contain_text("This server keeps its model.")
+    assert page.locator(".mv-model-choice:enabled").count() == 0
+    expect(page.locator("#models-model")).to_be_hidden()
+    train = visit(locked=True, address="#train")
+    train.wait_for_selector(".mv-train[data-stamp]", state="attached")
+    expect(train.locator(".mv-train-form")).to_contain_text("trains nothing for visitors")
+    expect(train.locator("#train-start")).to_be_hidden()
+    expect(train.locator("#train-path")).to_be_hidden()
+    expect(train.locator(".mv-page-notice")).to_have_text(re.compile("^$"))

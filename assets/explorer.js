@@ -107,7 +107,7 @@ function lost(app) {
 async function show(app, view, job) {
   const before = app.view;
   app.view = view;
-  if (!['poll', 'screen'].includes(job.action)) app.said = '';
+  if (!['poll', 'screen'].includes(job.action)) app.said = app.guessed = '';
   drawStatus(app, view.status, view.run);
   if (!KEEPS_PHASE.includes(job.action)) app.phase = app.predict() ? PROPOSED : ARRIVAL;
   app.root.dataset.phase = app.phase;
@@ -142,10 +142,10 @@ function setPhase(app, phase) {
   app.motion.skip();
   const told = app.predict() && app.phase < ARRIVAL && phase >= ARRIVAL && app.selection.path !== '';
   app.phase = phase;
+  app.guessed = told ? guess(app) : '';
   phaseChanged(app);
   mark(app);
   describe(app);
-  if (told) app.parts.sentence.textContent = guess(app);
   app.tree.draw(phase);
 }
 
@@ -157,15 +157,17 @@ function phaseChanged(app) {
 function select(app) {
   if (!app.view) return;
   for (const panel of [...app.panels, app.outline, app.tree]) panel.select?.();
+  app.guessed = '';
   describe(app);
   mark(app);
 }
 
-// One sentence on the shown node; before the backbone was asked there is nothing to say of a draft.
-function describe({ view, phase, selection, parts, t }) {
+// One sentence on the shown node, or on what was guessed until another node or step is looked at; before the backbone
+// was asked there is nothing to say of a draft.
+function describe({ view, phase, selection, parts, t, guessed }) {
   const { row } = selection.shown;
   const known = phase > PROPOSED || row === 0;
-  parts.sentence.textContent = known ? view.rows[String(row)]?.sentence ?? '' : t('ui.verdict_later');
+  parts.sentence.textContent = guessed || (known ? view.rows[String(row)]?.sentence ?? '' : t('ui.verdict_later'));
 }
 
 // "Predict first": how far the path that was selected before the verdict came true.

@@ -26,7 +26,7 @@ def engine():
     of, ids = backbone(), {text.text: prompt(seed) for seed, text in enumerate(PROMPTS)}
     drafter = oracle_drafter(of, ids["a"], plain_greedy(of, ids["a"], 40))
     codec = SimpleNamespace(encode_prompt=lambda text: ids[text])
-    loaded = SimpleNamespace(source="/somewhere/private/heads-7")
+    loaded = SimpleNamespace(source="/somewhere/private/heads-7", adapter=None)
     return SimpleNamespace(backbone=of, drafter=drafter, codec=codec, loaded=loaded, title="tiny")
 
 
@@ -226,7 +226,7 @@ def test_the_command_writes_json_and_a_table(engine, tmp_path, capsys, monkeypat
     assert cli.main(["bench", "--model", str(tmp_path / "model"), "--prompts", str(tmp_path / "p.jsonl"),
                      "--rounds", "1", "--max-new-tokens", "6", "--json", str(out)]) == 0
     result, printed = json.loads(out.read_text()), capsys.readouterr()
-    assert loads == [{"packed": False}]  # transformers gets no help from us
+    assert loads == [{"packed": False, "adapter": None}]  # transformers gets no help from us
     assert result["methods"].keys() == set(bench.METHODS) and result["rounds"] == 1 and result["max_new_tokens"] == 6
     assert result["tree_nodes"] == 2 and str(tmp_path) not in out.read_text()
     for name in bench.METHODS:

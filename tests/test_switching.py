@@ -11,6 +11,7 @@ import torch
 from fake_hub import serve
 from tiny_page import saved_heads, saved_model, until
 
+from medusa_viz.models import memory
 from medusa_viz.ui import host as hosts
 from medusa_viz.ui import running
 
@@ -62,7 +63,9 @@ def test_other_heads_share_the_backbone_and_a_run_ends_on_those_it_began_with(pa
     assert told["held-out top-1"] == "0.400 · 0.200 · 0.133 · 0.100" and told["tokens per step"].startswith("1.50")
 
 
-def test_an_old_model_goes_when_its_last_run_ends(page, folders):
+def test_an_old_model_goes_when_its_last_run_ends(page, folders, monkeypatch):
+    given, real = [], memory.give_back
+    monkeypatch.setattr(memory, "give_back", lambda: given.append(real()))
     page.act("start", prompt="abc")
     page.act("start", "two", prompt="abc")
     gone, thread = weakref.ref(page.host.model.engine.backbone), page.host.model.worker._thread
@@ -76,6 +79,7 @@ def test_an_old_model_goes_when_its_last_run_ends(page, folders):
     assert gone() is None
     thread.join(20)
     assert not thread.is_alive(), "its worker ended with it"
+    until(lambda: len(given) == 1, "its memory")
     assert page.act("step")["steps"]["index"] == 1
 
 

@@ -12,7 +12,6 @@ from medusa_viz.decoding.decoder import PLAIN, decode
 from medusa_viz.decoding.settings import Acceptance
 from medusa_viz.models import backbone as backbones
 from medusa_viz.models import checkpoints, device, placing, sources
-from medusa_viz.models.adapter import is_adapter
 from medusa_viz.models.backbone import Backbone
 from medusa_viz.models.heads import Drafter, HeadsError
 from medusa_viz.models.presets import DEFAULT_PRESET
@@ -75,10 +74,9 @@ def load(options: EngineOptions, report: Report = silent) -> Engine:
     placement = device.choose(options.device, options.dtype)
     source, loaded = find(options, placement, report)
     sources.fetch_weights(source, report)
-    adapter = loaded.folder if is_adapter(loaded.folder) else None
-    title = source.title + " + adapter" * bool(adapter)
+    title = source.title + " + adapter" * bool(loaded.adapter)
     report("load", None, title)
-    backbone = backbones.load(source.folder, placement, title, adapter=adapter, compiled=options.compile)
+    backbone = backbones.load(source.folder, placement, title, adapter=loaded.adapter, compiled=options.compile)
     return Engine(backbone, Drafter(loaded.module, backbone.lm_head), sources.codec(source), loaded, title, source.tree)
 
 

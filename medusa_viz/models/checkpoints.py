@@ -74,6 +74,11 @@ class LoadedHeads:
         """The backbone that they were trained on, as their config names it; empty where that says nothing here."""
         return _named_base(self.config)
 
+    @property
+    def adapter(self) -> Path | None:
+        """Folder of the adapter that they bring for their backbone."""
+        return self.folder if self.folder and is_adapter(self.folder) else None
+
 
 # ------------------------------------------------------------------------------------------------------------- writing
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,6 +44,16 @@ def free(device: str) -> int:
     except (OSError, ValueError):
         return available
     return max(0, min(available, limit - used))
+
+
+def give_back() -> None:
+    """Return what was freed to the system: torch keeps it for its cards, the C library for the CPU."""
+    import torch
+
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+    if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)):
+        trim(0)
 
 
 def gb(count: float) -> str:

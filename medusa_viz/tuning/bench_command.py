@@ -54,7 +54,6 @@ def _measure(options: argparse.Namespace, prompts: list, names: list[str]) -> di
 
     from medusa_viz import cli
     from medusa_viz.models import backbone, sources
-    from medusa_viz.models.adapter import is_adapter
     from medusa_viz.models.fetch import silent
     from medusa_viz.tuning import bench
 
@@ -63,9 +62,8 @@ def _measure(options: argparse.Namespace, prompts: list, names: list[str]) -> di
     reference = None
     if "transformers" in names:  # a second copy, as transformers loads it
         source = sources.ready(options.model, silent)
-        heads = engine.loaded.folder
         reference = backbone.load(source.folder, engine.backbone.placement, engine.title, packed=False,
-                                  adapter=heads if heads and is_adapter(heads) else None).model
+                                  adapter=engine.loaded.adapter).model
     with tqdm(total=options.rounds * len(prompts) * len(names), unit="run", file=sys.stderr) as bar:
         return bench.bench(engine, reference, prompts, names, shape, options.max_new_tokens, options.rounds, bar.update)
 

@@ -16,6 +16,7 @@ from typing import Any
 from medusa_viz.decoding.preview import LatencyEstimate
 from medusa_viz.decoding.settings import Acceptance
 from medusa_viz.decoding.tree import TreeShape
+from medusa_viz.models import memory
 from medusa_viz.models.worker import Worker
 
 MAX_NODES = {"cpu": 256, "cuda": 1024}  # verified nodes; larger trees stay drawings
@@ -122,21 +123,25 @@ def worker_of(engine: Any) -> Worker:
 
 
 def _end(worker: Worker) -> None:
-    """Close a worker from a thread of its own: whoever dropped the last reference may hold any lock."""
-    threading.Thread(target=worker.close, name="unload", daemon=True).start()
+    """Close the worker of a backbone that went, and give its memory back, from a thread of its own: whoever dropped
+    the last reference may hold any lock."""
+    def unload() -> None:
+        worker.close()
+        memory.give_back()
+
+    threading.Thread(target=unload, name="unload", daemon=True).start()
 
 
 def _with_heads(running: Model, options: dict[str, Any], report: Report) -> Model | None:
     """The running backbone with other heads; None where these or those change the backbone by an adapter."""
     from medusa_viz.decoding import engine as engines
-    from medusa_viz.models.adapter import is_adapter
     from medusa_viz.models.heads import Drafter
 
     backbone = running.engine.backbone
-    if is_adapter(running.engine.loaded.folder):
+    if running.engine.loaded.adapter:
         return None
     _, loaded = engines.find(engines.EngineOptions(**options), backbone.placement, report)
-    if is_adapter(loaded.folder):
+    if loaded.adapter:
         return None
     drafter = running.worker.submit("", lambda: Drafter(loaded.module, backbone.lm_head)).result()
     engine = dataclasses.replace(running.engine, drafter=drafter, loaded=loaded)

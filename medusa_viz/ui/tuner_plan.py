@@ -35,7 +35,7 @@ class Plan:
     """Estimates for one desk."""
 
     def __init__(self, desk: Desk, model: Model) -> None:
-        self.desk, self.options = desk, model.options
+        self.desk, self.model = desk, model
         self.plain_ms = desk.study.plain_ms or DEFAULT_MS
 
     @property
@@ -47,7 +47,7 @@ class Plan:
     @property
     def calibrate_seconds(self) -> float:
         """Reading replies, after writing them where none ship."""
-        read, written = tuner_work.reply_tokens(self.options)
+        read, written = tuner_work.reply_tokens(self.model.engine, self.model.options)
         row_ms = 0.25 * self.plain_ms if self.desk.study.cpu else 0.02 * self.plain_ms
         known = self.desk.study.latency
         if known:

@@ -50,18 +50,15 @@ def _kept(engine: Any) -> Calibration | None:
         return None
 
 
-def shipped(options: dict[str, str]) -> Path | None:
+def shipped(engine: Any, options: dict[str, str]) -> Path | None:
     """The greedy replies that ship for the model in use. Heads that change the backbone write another text."""
-    from medusa_viz.models.adapter import is_adapter
-
     path = PROMPTS / f"replies-{options.get('model')}.npz"
-    changed = options.get("heads") and is_adapter(options["heads"])
-    return path if options.get("model") in PRESETS and path.is_file() and not changed else None
+    return path if options.get("model") in PRESETS and path.is_file() and not engine.loaded.adapter else None
 
 
-def reply_tokens(options: dict[str, str]) -> tuple[int, int]:
+def reply_tokens(engine: Any, options: dict[str, str]) -> tuple[int, int]:
     """Tokens that calibrating reads, and tokens that the model writes before."""
-    path = shipped(options)
+    path = shipped(engine, options)
     if path is None:
         return 2 * ANSWERED * ANSWER_TOKENS, ANSWERED * ANSWER_TOKENS
     try:
@@ -74,7 +71,7 @@ def calibrating(engine: Any, options: dict[str, str]) -> Job[Calibration]:
     """Rank greedy replies under the heads, and keep the result for this user."""
     from medusa_viz.tuning import calibration
 
-    path = shipped(options)
+    path = shipped(engine, options)
     replies = _greedy(path) if path else (yield from _answering(engine))
     known = yield from calibration.calibrating(engine, replies, {
         "model": engine.title, "heads": Path(engine.loaded.source).name, "replies": replies.name,
@@ -95,13 +92,13 @@ def _greedy(path: Path) -> Replies:
 
 
 def _answering(engine: Any) -> Job[Replies]:
-    """Greedy replies to held-out prompts, written now; a part is one step."""
+    """Greedy replies to prompts of the training half, written now; a part is one step."""
     from medusa_viz.decoding.decoder import PLAIN
     from medusa_viz.training import prompts
     from medusa_viz.training.data import Replies
     from medusa_viz.tuning.bench import stepping
 
-    asked = prompts.read(PROMPTS / "prompts.jsonl", [prompts.SPLITS["held_out"]])[:ANSWERED]
+    asked = prompts.read(PROMPTS / "prompts.jsonl", [prompts.SPLITS["train"]])[:ANSWERED]
     sequences, starts = [], []
     for done, prompt in enumerate(asked):
         ids = engine.codec.encode_prompt(prompt.text)

@@ -45,13 +45,17 @@ def _data(config: HeadsConfig, replies: Replies) -> str:
     drawn_at = np.round(replies.temperature[parts[0]].astype(float), 1)
     counted = zip(*np.unique(drawn_at, return_counts=True))
     temperatures = ", ".join(f"{t:.1f} ({count:,} replies)" for t, count in counted)
+    drawn, whole = config.trained["tokens"], int(reply_tokens[parts[0]].sum())
+    sequences = f"{config.trained['sequences']:,} replies"
+    share = "" if drawn == whole else (f"\nOf the training part {drawn:,} reply tokens in {sequences} were drawn, those "
+                                       "to written prompts first.\n")
     return f"""## Data
 
 `{replies.name}` (fingerprint {config.trained["data_fingerprint"]}): replies that the backbone wrote itself \
 (self-distillation). Split by prompt. Temperatures in the training part, 0 = greedy: {temperatures}.
 
 {_table(["kind of prompt", "reply tokens in replies, training", "held out"], rows)}
-
+{share}
 The text is the output of {config.base_model_name_or_path}; that model's licence (Apache-2.0 for SmolLM2) covers heads \
 derived from it.
 """

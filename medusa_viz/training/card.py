@@ -47,8 +47,8 @@ def _data(config: HeadsConfig, replies: Replies) -> str:
     temperatures = ", ".join(f"{t:.1f} ({count:,} replies)" for t, count in counted)
     drawn, whole = config.trained["tokens"], int(reply_tokens[parts[0]].sum())
     sequences = f"{config.trained['sequences']:,} replies"
-    share = "" if drawn == whole else (f"\nOf the training part {drawn:,} reply tokens in {sequences} were drawn, those "
-                                       "to written prompts first.\n")
+    share = "" if drawn == whole else (f"\nOf the training part {drawn:,} reply tokens in {sequences} were drawn, "
+                                       "those to written prompts first.\n")
     return f"""## Data
 
 `{replies.name}` (fingerprint {config.trained["data_fingerprint"]}): replies that the backbone wrote itself \

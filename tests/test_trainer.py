@@ -11,12 +11,15 @@ import pytest
 import torch
 
 from medusa_viz.decoding.settings import SettingsError
-from medusa_viz.models import checkpoints
+from medusa_viz.models import backbone, checkpoints
+from medusa_viz.models.device import Placement
 from medusa_viz.models.heads import Drafter
 from medusa_viz.training import commands, data, evaluate, heads_task, hidden, objectives, recipe
 from medusa_viz.training.trainer import LOG_NAME, Stopped, TrainingError
 from medusa_viz.tuning import accuracy, calibration
+from tests import tiny
 from tests.tiny_training import (
+    CPU,
     HEADS,
     SETTINGS,
     VOCAB,
@@ -266,3 +269,23 @@ def test_training_starts_from_given_heads_and_their_draft_vocabulary(tmp_path):
     assert torch.allclose(more.module.weight, given.module.weight, atol=1e-3)
     assert more.module.draft_ids.tolist() == given.module.draft_ids.tolist()
     assert more.config.trained["init"] == "out"
+
+
+@pytest.mark.parametrize("bits", ["8bit", "4bit"])
+def test_a_quantised_backbone_is_bit_identical_after_training(tmp_path, bits):
+    tiny.model(hidden_size=64, intermediate_size=128).save_pretrained(tmp_path / "model")
+    quantised = backbone.load(tmp_path / "model", Placement(CPU, torch.bfloat16, "", bits), packed=False)
+    before = hidden.model_fingerprint(quantised.model)
+    job = job_in(tmp_path, backbone=quantised)
+    recipe.run(job)
+    assert hidden.model_fingerprint(quantised.model) == before
+    left = checkpoints.load(job.out, quantised.hidden_size, quantised.vocab_size)
+    assert left.module.weight.abs().sum() > 0 and left.config.trained["steps"] > 0
+
+
+def test_a_joint_recipe_refuses_a_quantised_backbone(tmp_path):
+    parser = argparse.ArgumentParser()
+    commands.add_parser(parser.add_subparsers())
+    args = parser.parse_args(["train", "--recipe", "medusa2", "--dtype", "4bit", "--data", "x.npz", "--out", "out"])
+    with pytest.raises(ValueError, match="choose fp32 or bf16, or the recipe medusa1"):
+        args.run(args)

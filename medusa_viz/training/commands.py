@@ -42,6 +42,8 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument("--cache", type=Path, default=None, metavar="FOLDER",
                         help="where hidden states are kept, 1.2 KB per token (default: beside the fetched models)")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:1")
+    parser.add_argument("--dtype", choices=("fp32", "bf16", "8bit", "4bit"), default="fp32", help="of the frozen "
+                        "backbone; 8bit and 4bit are for CUDA cards and the recipe medusa1 (default: %(default)s)")
     for field, owners in _fields().values():
         defaults = ", ".join(dict.fromkeys(str(getattr(RECIPES[name].defaults, field.name)) for name in owners))
         own = "" if len(owners) == len(RECIPES) else " (medusa2)"
@@ -63,13 +65,16 @@ def _fields() -> dict[str, tuple[dataclasses.Field, list[str]]]:
 def run(args: argparse.Namespace) -> int:
     """Run the command; faults are ValueErrors and RuntimeErrors of one sentence."""
     settings = _settings(args)
+    if args.dtype in ("8bit", "4bit") and args.recipe != "medusa1":
+        raise ValueError(f"--recipe {args.recipe} trains an adapter of the backbone, which --dtype {args.dtype} cannot "
+                         "take in; choose fp32 or bf16, or the recipe medusa1.")
     from medusa_viz.models import backbone, checkpoints, device, sources
     from medusa_viz.models.fetch import cache_root
     from medusa_viz.training import data, recipe
     from medusa_viz.training.trainer import Stopped
 
     replies = data.load(args.data)  # first, since a wrong file is found at once and a model is not
-    placement = device.choose(_own_card(args.device), "fp32")
+    placement = device.choose(_own_card(args.device), args.dtype)
     source = sources.bare(args.model, _tell)
     title = source.title if args.model in PRESETS else source.repository or args.model
     # Autocast, gradients and copies need ordinary linears.
@@ -96,6 +101,7 @@ def command_line(args: argparse.Namespace) -> str:
              *(path.name for path in args.data), "--out", args.out.name]
     words += ["--init", Path(args.init).name] if args.init else []
     words += ["--whole-text"] * args.whole_text
+    words += ["--dtype", args.dtype] if args.dtype != "fp32" else []
     for name, value in _settings(args).decisive.items():
         words += [f"--{name.replace('_', '-')}", str(value)]
     return shlex.join(words)

@@ -272,14 +272,15 @@ def test_training_starts_from_given_heads_and_their_draft_vocabulary(tmp_path):
 
 
 @pytest.mark.parametrize("bits", ["8bit", "4bit"])
-def test_a_quantised_backbone_is_bit_identical_after_training(tmp_path, bits):
+def test_a_quantised_backbone_is_the_same_after_training(tmp_path, bits):
     tiny.model(hidden_size=64, intermediate_size=128).save_pretrained(tmp_path / "model")
     quantised = backbone.load(tmp_path / "model", Placement(CPU, torch.bfloat16, "", bits), packed=False)
-    hidden.forward(quantised, [np.arange(20)], torch.bfloat16)  # the first forward lays 4-bit weights out for a CPU
-    before = hidden.model_fingerprint(quantised.model)
+    packed = {name: tensor.clone() for name, tensor in quantised.model.named_parameters()}
+    before = hidden.forward(quantised, [np.arange(20)], torch.float32)
     job = job_in(tmp_path, backbone=quantised)
     recipe.run(job)
-    assert hidden.model_fingerprint(quantised.model) == before
+    assert torch.equal(hidden.forward(quantised, [np.arange(20)], torch.float32), before)
+    assert all(torch.equal(tensor, packed[name]) for name, tensor in quantised.model.named_parameters())
     left = checkpoints.load(job.out, quantised.hidden_size, quantised.vocab_size)
     assert left.module.weight.abs().sum() > 0 and left.config.trained["steps"] > 0
 

@@ -12,6 +12,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from medusa_viz.decoding import acceptance
+from medusa_viz.decoding.decoder import PLAIN, decode
 from medusa_viz.decoding.live import LiveRun, Look, Position
 from medusa_viz.decoding.settings import Acceptance
 from medusa_viz.decoding.tree import TreeShape, from_paths
@@ -172,3 +173,9 @@ def fail_in_third_chunk(monkeypatch: Any, of: Backbone) -> None:
 
     monkeypatch.setattr("medusa_viz.models.backbone.PREFILL_CHUNK", 3)
     monkeypatch.setattr(of, "_forward", failing)
+
+
+def plain_text(of, ids, tokens: int, end_ids=None) -> list[int]:
+    """What `decode` writes without heads."""
+    steps = decode(of, None, list(ids), PLAIN, Acceptance(), tokens, end_ids)
+    return [token for step in steps for token in step.tokens]

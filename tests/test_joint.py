@@ -157,7 +157,7 @@ def test_a_joint_run_goes_on_from_the_adapter_of_given_heads(tmp_path):
     recipe.run(second)
     old, new = (load_file(folder / adapter.ADAPTER_WEIGHTS) for folder in (first.out, second.out))
     assert all(torch.allclose(old[name], new[name], atol=1e-3) for name in old)
-    with pytest.raises(adapter.AdapterError, match="name its rank with --rank"):
+    with pytest.raises(adapter.AdapterError, match="--rank"):
         recipe.run(job_in(tmp_path / "other", settings=replace(still, rank=3), name="medusa2", init=given))
 
 
@@ -165,7 +165,7 @@ def test_an_adapter_of_another_model_is_refused_in_one_sentence(tmp_path):
     job = job_in(tmp_path, settings=replace(JOINT, heads_passes=0, passes=1), name="medusa2")
     recipe.run(job)
     tiny.model("llama").save_pretrained(tmp_path / "model")
-    with pytest.raises(adapter.AdapterError, match="does not fit this backbone"):
+    with pytest.raises(adapter.AdapterError, match="belongs to another backbone"):
         backbone.load(tmp_path / "model", device.choose("cpu", "fp32"), adapter=job.out)
 
 

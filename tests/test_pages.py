@@ -6,7 +6,9 @@ import threading
 import pytest
 
 from medusa_viz.figures.texts import Texts
+from medusa_viz.ui import page as page_of_gradio
 from medusa_viz.ui import pages as pages_module
+from medusa_viz.ui.host import Sessions
 from medusa_viz.ui.knobs import ActionError
 from medusa_viz.ui.pages import Page, Pages
 
@@ -88,3 +90,30 @@ def test_one_visitor_comes_at_a_time_and_the_idle_make_room(pages, monkeypatch):
     for token in "def":
         act(pages, "add", token=token)
     assert "c" in pages["counter"].closed and len(pages._desks) == 2
+
+
+@pytest.mark.parametrize("bad", ["x", float("nan"), float("inf"), "\ud800"])
+def test_values_that_are_no_numbers_are_one_sentence_of_ours(pages, bad):
+    class Counting(Counter):
+        def do_add(self, token, n=1):
+            self.counts[token] = int(n)
+
+    counting = Pages([Counting], None, Texts())
+    answer = json.loads(counting.act("a", "counter", "add", page_of_gradio.readable({"n": bad})))
+    assert answer["notice"] == "The page sent values that add cannot take; reload the page."
+    assert json.loads(counting.act("a", "counter", "poll", {}))["count"] == 0
+
+
+def test_text_that_json_cannot_hold_comes_in_without_it():
+    told = page_of_gradio.readable({"\ud800": ["a\ud800b", 1, None, {"c": "d\0e"}]})
+    assert told == {"?": ["a?b", 1, None, {"c": "de"}]}
+
+
+def test_the_explorer_answers_hostile_text_and_goes_on():
+    sessions = Sessions({})
+    for action, payload in (("use", {"model": "\ud800"}), ("start", {"prompt": "a\ud800"}), ("knob", {"\ud800": 1}),
+                            ("preset", {"name": "\ud800"}), ("\ud800", {}), ("open", {"path": "x"})):
+        message = page_of_gradio.readable({"action": action, "payload": payload})
+        assert json.loads(sessions.act("a", message["action"], message["payload"]))["stamp"] > 0
+    assert json.loads(sessions.act("b", "hello", {}))["stamp"] > 0
+    sessions.shutdown()

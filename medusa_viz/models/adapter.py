@@ -6,6 +6,8 @@ merged adapter would change that too.
 
 from __future__ import annotations
 
+import logging
+import warnings
 from pathlib import Path
 
 import torch
@@ -15,6 +17,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+
+
+log = logging.getLogger(__name__)
 
 
 class AdapterError(ValueError):
@@ -35,7 +40,9 @@ class Adapter:
         config = LoraConfig(r=rank, lora_alpha=alpha, target_modules="all-linear", task_type="CAUSAL_LM")
         with torch.random.fork_rng(devices=[]):  # every process, and every run of a seed, starts from the same adapter
             torch.manual_seed(seed)
-            self._peft = get_peft_model(model, config)
+            with warnings.catch_warnings():  # of names that peft and transformers call each other by
+                warnings.simplefilter("ignore")
+                self._peft = get_peft_model(model, config)
         self._peft.peft_config["default"].base_model_name_or_path = name  # peft wrote the path of the model here
 
     def parameters(self) -> list[Tensor]:
@@ -59,9 +66,11 @@ class Adapter:
         except (SafetensorError, OSError) as error:
             reason = str(error).splitlines()[0]
             raise AdapterError(f"The adapter in {folder} cannot be read ({reason:.120}).") from error
-        if {name: tensor.shape for name, tensor in saved.items()} != {name: t.shape for name, t in own.items()}:
-            raise AdapterError(f"The adapter in {folder} is of another rank or model; name its rank with --rank, or "
-                               "start without it.")
+        odd = sorted(name for name in saved.keys() | own.keys()
+                     if name not in saved or name not in own or saved[name].shape != own[name].shape)
+        if odd:
+            raise AdapterError(f"The adapter in {folder} does not fit this model and rank: {odd[0]} is missing or has "
+                               "another shape; name the rank that it was trained with (--rank), or start without it.")
         self.load_state({name: tensor.float() for name, tensor in saved.items()})
 
     def save(self, folder: Path, dtype: torch.dtype = torch.float16) -> None:
@@ -80,7 +89,10 @@ def merge(model: PreTrainedModel, folder: str | Path) -> PreTrainedModel:
     try:
         from peft import PeftModel
 
-        return PeftModel.from_pretrained(model, str(folder)).merge_and_unload(safe_merge=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return PeftModel.from_pretrained(model, str(folder)).merge_and_unload(safe_merge=True)
     except (ImportError, OSError, ValueError, KeyError, RuntimeError, TypeError, SafetensorError) as error:
-        first = (str(error).splitlines() or [type(error).__name__])[0]
-        raise AdapterError(f"The adapter in {folder} does not fit this backbone ({first:.160}).") from error
+        log.info("the adapter in %s: %s", folder, error)
+        raise AdapterError(f"The adapter in {folder} is damaged or belongs to another backbone; train one for this "
+                           "backbone, or name heads without an adapter.") from error

@@ -20,6 +20,7 @@ from medusa_viz.training.settings import RECIPES, settings_for
 
 UNITS = {"hidden": "token", "teacher": "token", "train": "step"}
 TITLES = {"hidden": "hidden states", "teacher": "soft targets", "train": "training"}
+BROUGHT = ("heads", "layers", "draft_vocabulary")  # settings that given heads decide
 EXIT_STOPPED = 130  # what a shell reports for a command that Ctrl-C ended
 
 
@@ -65,6 +66,10 @@ def _fields() -> dict[str, tuple[dataclasses.Field, list[str]]]:
 def run(args: argparse.Namespace) -> int:
     """Run the command; faults are ValueErrors and RuntimeErrors of one sentence."""
     settings = _settings(args)
+    brought = [name for name in BROUGHT if getattr(args, name) is not None]
+    if args.init and brought:
+        raise ValueError("--init brings heads whose number, layers and draft vocabulary stand; leave "
+                         f"--{brought[0].replace('_', '-')} out.")
     if args.dtype in ("8bit", "4bit") and args.recipe != "medusa1":
         raise ValueError(f"--recipe {args.recipe} trains an adapter of the backbone, which --dtype {args.dtype} cannot "
                          "take in; choose fp32 or bf16, or the recipe medusa1.")
@@ -103,7 +108,8 @@ def command_line(args: argparse.Namespace) -> str:
     words += ["--whole-text"] * args.whole_text
     words += ["--dtype", args.dtype] if args.dtype != "fp32" else []
     for name, value in _settings(args).decisive.items():
-        words += [f"--{name.replace('_', '-')}", str(value)]
+        if not (args.init and name in BROUGHT):
+            words += [f"--{name.replace('_', '-')}", str(value)]
     return shlex.join(words)
 
 

@@ -191,7 +191,10 @@ def write(backbone: Backbone, source: Source, settings: DistilSettings, shelf: S
           ) -> Iterator[tuple[Written, int]]:
     """Write jobs until the shelf is complete; yields each text that ends, and the reply tokens so far, those of
     unfinished texts included. `done` are the texts of an earlier run, already on the shelf."""
-    writer = Writer(backbone, source.prefix, settings.rows, settings.seed)
+    rows = settings.rows
+    if settings.tokens:  # every row finishes its text: more rows than texts are wanted write in vain
+        rows = min(rows, max(4, settings.tokens // settings.max_new_tokens))
+    writer = Writer(backbone, source.prefix, rows, settings.seed)
     numbers = (number for number in itertools.count() if number not in done)
 
     def so_far() -> int:

@@ -55,7 +55,8 @@ def _product_seconds(device: torch.device, dtype: torch.dtype) -> float:
 def model_fingerprint(model: PreTrainedModel) -> str:
     """First 16 hex digits of a SHA-256 over all weights.
 
-    Over the parameters themselves: a state dict of 4-bit layers on a CPU is made by rounding their scales anew, in place.
+    Over the parameters themselves: to make a state dict of 4-bit layers on a CPU rounds their scales anew, in
+    place.
     """
     digest = hashlib.sha256()
     for name, tensor in model.named_parameters():

@@ -174,8 +174,10 @@ def load(path: Path) -> Calibration:
             arrays = dict(file)
         table, prompts = RankTable(arrays["ranks"], arrays["lengths"]), arrays["prompt"].astype(np.int64)
         about = json.loads(str(arrays.get("about", "{}")))
+    except FileNotFoundError:
+        raise ValueError(f"{path} is not there; `calibrate` writes a rank table.") from None
     except (OSError, ValueError, KeyError, EOFError) as error:
-        raise ValueError(f"{path} is no rank table of `calibrate` ({error}).") from error
+        raise ValueError(f"{path} is no rank table of `calibrate`; that command writes one.") from error
     replies, sure = len(table.lengths), arrays.get("p")
     fold = arrays.get("fold", prompts % 2 == 1)
     temperatures = tuple(arrays.get("temperatures", np.zeros(0)).tolist())

@@ -37,6 +37,8 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Run the command; faults are ValueErrors of one sentence."""
+    if options.out and options.out.is_dir():
+        raise ValueError(f"--out is {options.out}, a folder; name a file.")
     shape, notes = _tree(options)
     written = export(shape, options.format)
     title = FORMATS[options.format].title

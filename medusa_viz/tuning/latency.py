@@ -150,7 +150,7 @@ def from_json(text: str, name: str, recorded: bool = True) -> Latency:
                         _spreads(body["accept"], rows), _spreads(body["commit"], rows), recorded)
     except LatencyError:
         raise
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise LatencyError(f"{name} is no latency curve that `tune` wrote.") from error
     if not curves or len(rows) < 3 or list(rows) != sorted(set(rows)) or rows[0] < 1:
         raise LatencyError(f"{name} is no latency curve: its rows must rise, three of them at least.")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import gradio as gr
 import plotly
@@ -55,6 +56,7 @@ def build(sessions: Sessions, lang: str = "en") -> gr.Blocks:
     tokens: dict[str, str] = {}
 
     def act(message: dict) -> str:
+        message = readable(message) if isinstance(message, dict) else {}
         token, action, payload = (message.get(name) for name in ("token", "action", "payload"))
         if message.get("page"):
             return sessions.pages.act(str(token), str(message["page"]), str(action), _payload(payload))
@@ -104,6 +106,15 @@ def _setup(lang: str) -> str:
              "options": {"palette": palette.page_table(), "examples": _examples(),
                          "pages": [kind.name for kind in PAGES]}}
     return json.dumps(setup, ensure_ascii=False).replace("<", "\\u003c")
+
+
+def readable(value: Any) -> Any:
+    """A message without what no JSON answer could repeat: halves of surrogate pairs, and NUL."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode().replace("\0", "")
+    if isinstance(value, dict):
+        return {readable(key): readable(entry) for key, entry in value.items()}
+    return [readable(entry) for entry in value] if isinstance(value, list) else value
 
 
 def _payload(payload: object) -> dict:

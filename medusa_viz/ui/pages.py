@@ -132,11 +132,14 @@ def attempt(action: str, do: Callable[[], object]) -> Notice | None:
         do()
     except ActionError as error:
         return error.key, error.values
-    except (ValueError, RuntimeError) as error:
-        return str(error)
     except CancelledError:
         log.info("the page of a running %s was closed", action)
-    except TypeError as error:
+    except (ValueError, RuntimeError, OverflowError) as error:
+        if str(error).endswith("."):  # ours are sentences; Python's own, of a value that is no number, are not
+            return str(error)
+        log.warning("a page sent an odd payload for %s: %s", action, error)
+        return "odd_payload", {"name": action[:40]}
+    except (TypeError, AttributeError) as error:
         log.warning("a page sent an odd payload for %s: %s", action, error)
         return "odd_payload", {"name": action[:40]}
     except Exception:

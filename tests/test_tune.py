@@ -108,7 +108,7 @@ def test_tune_ranks_replies_where_no_table_is_at_hand(engine, tmp_path, capsys, 
 
 
 @pytest.mark.parametrize(("words", "said"), [
-    (["--ranks", "none.npz"], "no rank table"), (["--latency", "none.json"], "cannot be read"),
+    (["--ranks", "none.npz"], "is not there; `calibrate` writes"), (["--latency", "none.json"], "cannot be read"),
     (["--batch", "0"], "--batch is 0"), (["--measure", "--prompts", "none.jsonl"], "cannot be read"),
 ])
 def test_tune_refuses_in_one_sentence(engine, words, said, capsys):

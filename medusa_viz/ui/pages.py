@@ -134,14 +134,16 @@ def attempt(action: str, do: Callable[[], object]) -> Notice | None:
         return error.key, error.values
     except CancelledError:
         log.info("the page of a running %s was closed", action)
-    except (ValueError, RuntimeError, OverflowError) as error:
+    except ValueError as error:
         if str(error).endswith("."):  # ours are sentences; Python's own, of a value that is no number, are not
             return str(error)
         log.warning("a page sent an odd payload for %s: %s", action, error)
         return "odd_payload", {"name": action[:40]}
-    except (TypeError, AttributeError) as error:
+    except (TypeError, AttributeError, OverflowError, RecursionError) as error:
         log.warning("a page sent an odd payload for %s: %s", action, error)
         return "odd_payload", {"name": action[:40]}
+    except RuntimeError as error:  # a model's own fault, such as memory that ran out
+        return str(error)
     except Exception:
         log.exception("action %s failed", action)
         return "failed", {"name": action[:40]}

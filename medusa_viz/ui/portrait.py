@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from medusa_viz.decoding.records import Branch, Session
 from medusa_viz.ui.session import ExplorerSession
 from medusa_viz.ui.snapshot import BranchTab, Heads, ModelStatus, Pinned, Snapshot
@@ -52,7 +54,7 @@ def _names(session: ExplorerSession) -> tuple[str, str, tuple[str, str]]:
         return "", "", ("", "")
     engine = session.model.engine
     placement = engine.backbone.placement
-    return engine.title, engine.loaded.source, (placement.device_name, placement.dtype_name)
+    return engine.title, Path(engine.loaded.source).name, (placement.device_name, placement.dtype_name)
 
 
 def _heads(session: ExplorerSession) -> Heads | None:

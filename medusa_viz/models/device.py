@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 
 import torch
@@ -28,6 +28,8 @@ class Placement:
     dtype: torch.dtype
     reason: str
     quantised: str = ""
+    threads: int = field(default_factory=torch.get_num_threads)
+    """As they were when the model was placed: each of torch's own threads may be told another number later."""
 
     @property
     def dtype_name(self) -> str:
@@ -39,7 +41,7 @@ class Placement:
         """Name of the card, or `CPU` with the number of threads."""
         if self.device.type == "cuda":
             return torch.cuda.get_device_name(self.device)
-        return f"{self.device.type.upper()}, {torch.get_num_threads()} threads"
+        return f"{self.device.type.upper()}, {self.threads} threads"
 
 
 def choose(device: str = "auto", dtype: str = "auto") -> Placement:

@@ -23,7 +23,7 @@ VERSION = 1
 ROWS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128, 256)
 BATCHES = (1, 4, 8, 32)
 KNOTS = 3  # bends of the fit, at measured rows
-KEY_FIELDS = ("model", "heads", "device", "cpu", "dtype", "threads", "linears", "torch")
+KEY_FIELDS = ("model", "heads", "device", "cpu", "dtype", "threads", "torch")
 
 
 class LatencyError(ValueError):

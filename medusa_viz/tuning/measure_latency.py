@@ -36,7 +36,8 @@ def about(engine: Engine) -> dict[str, Any]:
     backbone, drafter = engine.backbone, engine.drafter
     return {"model": engine.title, "heads": f"{drafter.heads} heads, {drafter.choices} rows",
             "device": backbone.placement.device_name, "cpu": cpu_name(), "dtype": backbone.placement.dtype_name,
-            "threads": torch.get_num_threads(), "linears": backbone.linears.split(",")[0], "torch": torch.__version__}
+            "threads": backbone.placement.threads, "linears": backbone.linears.split(",")[0],
+            "torch": torch.__version__}
 
 
 def stored(engine: Engine, root: Path | None = None) -> Latency | None:

@@ -128,8 +128,9 @@ def test_a_run_is_started_watched_stopped_and_used(visit, server):
     loss = page.locator("#curve-loss")
     expect(loss).not_to_have_attribute("data-points", "0", timeout=RUN_MS)
     first = int(loss.get_attribute("data-points"))
-    expect(loss).not_to_have_attribute("data-points", str(first), timeout=RUN_MS)
-    assert int(loss.get_attribute("data-points")) > first, "the live curve grows"
+    if first < 200:  # on idle cores the whole run may be over by the first look
+        expect(loss).not_to_have_attribute("data-points", str(first), timeout=RUN_MS)
+        assert int(loss.get_attribute("data-points")) > first, "the live curve grows"
     expect(loss.locator(".js-plotly-plot")).to_be_visible()
     expect(page.locator(".mv-run-total")).to_contain_text("total")
     assert boxes(page) == before, "nothing jumps"

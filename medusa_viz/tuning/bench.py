@@ -161,6 +161,15 @@ class _Clock(BaseStreamer):
         pass
 
 
+def limits_of(prompts: Sequence[Sequence[int]], context: int, max_new_tokens: int) -> list[int]:
+    """New tokens that each prompt has room for. Raises BenchError where those are too few to time."""
+    limits = [min(max_new_tokens, context - len(ids)) for ids in prompts]
+    if min(limits) < 2:
+        raise BenchError("Two new tokens at least are needed, since the first one comes from the prefill; a prompt or "
+                         "the limit leaves room for fewer.")
+    return limits
+
+
 def run_all(methods: dict[str, Method], prompts: Sequence[Sequence[int]], limits: Sequence[int], rounds: int
             ) -> Iterator[tuple[str, int, Run]]:
     """Yields (method, number of the prompt, run), prompt by prompt, `rounds` times; the first runs warm up and are
@@ -207,10 +216,7 @@ def bench(engine: Engine, reference: PreTrainedModel | None, prompts: Sequence[P
     `progress` is called after every run."""
     backbone = engine.backbone
     ids = [engine.codec.encode_prompt(prompt.text) for prompt in prompts]
-    limits = [min(max_new_tokens, backbone.context - len(of_prompt)) for of_prompt in ids]
-    if min(limits) < 2:
-        raise BenchError("Two new tokens at least are needed, since the first one comes from the prefill; a prompt or "
-                         "the limit leaves room for fewer.")
+    limits = limits_of(ids, backbone.context, max_new_tokens)
     methods: dict[str, Method] = {
         "plain": own_decoder(backbone, None, PLAIN),
         "medusa": own_decoder(backbone, engine.drafter, tree),

@@ -13,7 +13,7 @@ from medusa_viz.decoding.check import equals_greedy
 from medusa_viz.decoding.decoder import PLAIN
 from medusa_viz.decoding.engine import Engine
 from medusa_viz.decoding.tree import TreeShape, dense
-from medusa_viz.tuning.bench import BenchError, Prompt, Run, facts, own_decoder, run_all, summary
+from medusa_viz.tuning.bench import BenchError, Prompt, Run, facts, limits_of, own_decoder, run_all, summary
 from medusa_viz.tuning.builders import sparse
 
 
@@ -54,10 +54,7 @@ def measure(chosen: Sequence[Row], prompts: Sequence[Prompt], max_new_tokens: in
     """Decode every prompt with every row in turn, and return the table as JSON holds it."""
     first = chosen[0].engine
     ids = [first.codec.encode_prompt(prompt.text) for prompt in prompts]
-    limits = [min(max_new_tokens, first.backbone.context - len(of_prompt)) for of_prompt in ids]
-    if min(limits) < 2:
-        raise BenchError("Two new tokens at least are needed, since the first one comes from the prefill; a prompt or "
-                         "the limit leaves room for fewer.")
+    limits = limits_of(ids, first.backbone.context, max_new_tokens)
     methods = {row.name: own_decoder(row.engine.backbone, row.engine.drafter if row.shape.nodes else None, row.shape)
                for row in chosen}
     runs: dict[str, list[list[Run]]] = {row.name: [[] for _ in ids] for row in chosen}

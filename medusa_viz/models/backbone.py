@@ -139,6 +139,23 @@ class Backbone:
         cache.reserve(len(tokens))
         return self._forward(tokens, depth, block, cache)
 
+    def states(self, texts: Sequence[Tensor]) -> Tensor:
+        """[n, longest, d]: what the LM head reads at every token of every text, without a cache; gradients flow where
+        weights are trainable. Texts are padded on the right, where causal attention never looks: no mask."""
+        padded = torch.nn.utils.rnn.pad_sequence(list(texts), batch_first=True).to(self.device)
+        captured: list[Tensor] = []
+
+        def keep_input(_: torch.nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor]:
+            captured.append(inputs[0])
+            return (inputs[0][:, :1],)  # the logits are not wanted; one row keeps the forward going
+
+        handle = self.lm_head.register_forward_pre_hook(keep_input)
+        try:
+            self.model(input_ids=padded, use_cache=False)
+        finally:
+            handle.remove()
+        return captured[0]
+
     def additive(self, mask: Tensor) -> Tensor:
         """0 where the boolean mask is open, the lowest number where it is closed. A boolean 4-D mask would be added
         as 0 and 1 by eager attention, silently wrong, so masks are additive everywhere."""

@@ -122,26 +122,10 @@ def _batch_hidden(backbone: Backbone, replies: Replies, sequences: list[int], dt
 
 
 def forward(backbone: Backbone, sequences: list[np.ndarray], dtype: torch.dtype) -> Tensor:
-    """[n, longest, d]: what the LM head reads at every token; gradients flow where the backbone has trainable weights.
-
-    Padding stands on the right, where causal attention never looks: no mask.
-    """
-    rows = [torch.from_numpy(ids.astype(np.int64)) for ids in sequences]
-    padded = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True).to(backbone.device)
-    captured: list[Tensor] = []
-
-    def keep_input(_: torch.nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor]:
-        captured.append(inputs[0])
-        return (inputs[0][:, :1],)  # the logits are not wanted; one row keeps the forward going
-
-    handle = backbone.lm_head.register_forward_pre_hook(keep_input)
+    """[n, longest, d] in fp32: `Backbone.states` of the sequences, with matrix products in `dtype`."""
     fast = torch.autocast(backbone.device.type, dtype) if dtype == torch.bfloat16 else nullcontext()
-    try:
-        with fast:
-            backbone.model(input_ids=padded, use_cache=False)
-    finally:
-        handle.remove()
-    return captured[0].float()
+    with fast:
+        return backbone.states([torch.from_numpy(ids.astype(np.int64)) for ids in sequences]).float()
 
 
 def hidden_states_now(backbone: Backbone, replies: Replies, dtype: torch.dtype) -> np.ndarray:

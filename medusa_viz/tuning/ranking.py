@@ -147,21 +147,8 @@ def _text(replies: Sequences, i: int) -> Tensor:
 
 
 def forced_states(backbone: Backbone, texts: Sequence[Tensor]) -> Iterator[Tensor]:
-    """What the LM head reads at every token of every text: [length, d] each. Texts are padded on the right, where
-    causal attention never looks, so no mask is needed."""
-    padded = torch.nn.utils.rnn.pad_sequence(list(texts), batch_first=True).to(backbone.device)
-    captured: list[Tensor] = []
-
-    def keep_input(_: torch.nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor]:
-        captured.append(inputs[0])
-        return (inputs[0][:, :1],)  # the logits are not wanted; one row keeps the forward going
-
-    handle = backbone.lm_head.register_forward_pre_hook(keep_input)
-    try:
-        backbone.model(input_ids=padded, use_cache=False)
-    finally:
-        handle.remove()
-    return (states[: len(ids)] for ids, states in zip(texts, captured[0]))
+    """What the LM head reads at every token of every text: [length, d] each."""
+    return (states[: len(ids)] for ids, states in zip(texts, backbone.states(texts)))
 
 
 def _batches(lengths: np.ndarray) -> Iterator[list[int]]:

@@ -15,8 +15,9 @@ from medusa_viz.models.presets import PRESETS, REPOSITORY
 if TYPE_CHECKING:
     from medusa_viz.decoding.engine import Engine
     from medusa_viz.training.data import Replies
+    from medusa_viz.training.distil_settings import DistilSettings
+    from medusa_viz.training.prompts import Prompt
     from medusa_viz.tuning.accuracy import Accuracy, Calibration, Rate
-    from medusa_viz.tuning.jobs import Progress
 
 REPLAYED_NODES = (1, 3, 7, 15, 31, 63)
 SHOWN_TOP = (1, 2, 3, 5, 10)
@@ -24,7 +25,7 @@ SHOWN_TOP = (1, 2, 3, 5, 10)
 
 def add_parser(commands: argparse._SubParsersAction) -> None:
     """Add `calibrate` to the command line; its `run` is in the parsed arguments."""
-    from medusa_viz.cli import add_model_options
+    from medusa_viz.cli import add_model_options, positive
 
     parser = commands.add_parser(
         "calibrate", help="measure the accuracy of every head on the model's own replies",
@@ -38,7 +39,7 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
                        "greedy replies that ship with the project)")
     parser.add_argument("--split", choices=("all", "train", "held_out"), default="all", help="which replies to take "
                         "(default: %(default)s)")
-    parser.add_argument("--max-new-tokens", type=int, default=256, help="most tokens of a reply to --prompts "
+    parser.add_argument("--max-new-tokens", type=positive, default=256, help="most tokens of a reply to --prompts "
                         "(default: %(default)s)")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE.npz", help="rank table to write")
     parser.set_defaults(run=run)
@@ -47,26 +48,28 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
 def run(options: argparse.Namespace) -> None:
     """Run the command; faults are ValueErrors of one sentence."""
     from medusa_viz.cli import load_engine
+    from medusa_viz.training import prompts
+    from medusa_viz.training.distil_settings import DistilSettings
 
     if options.out.suffix != ".npz":
         raise ValueError(f"--out is {options.out}; a rank table ends in .npz.")
-    engine = load_engine(options)
-    replies = _replies(options, engine)
-    if int(replies.ids.max()) >= engine.backbone.vocab_size:
-        raise ValueError(f"{replies.name} holds id {replies.ids.max()}, but {engine.title} has "
-                         f"{engine.backbone.vocab_size:,} tokens: the replies are another model's.")
+    splits = prompts.splits(options.split)  # all that is wrong on disk is found before a model is loaded
+    if options.prompts:
+        settings = DistilSettings(temperatures="0", loops="keep", max_new_tokens=options.max_new_tokens)
+        asked = prompts.read(options.prompts, splits)
+        engine = load_engine(options)
+        replies = _write(engine, asked, settings, options.prompts.name)
+    else:
+        replies = _read(options, splits)
+        engine = load_engine(options)
     _measure(options, engine, replies)
 
 
-def _replies(options: argparse.Namespace, engine: Engine) -> Replies:
-    """Replies of the wanted split: read, or written now."""
+def _read(options: argparse.Namespace, splits: list[int]) -> Replies:
+    """Replies of the wanted split: those named, else the model's own that ship with the project."""
     from medusa_viz.training import data
-    from medusa_viz.training.prompts import SPLITS
 
-    splits = list(SPLITS.values()) if options.split == "all" else [SPLITS[options.split]]
-    if options.prompts:
-        return _write(options, engine, splits)
-    path = shipped_replies(options)
+    path = options.replies or shipped_replies(options.model)
     replies = data.load([path])
     chosen = replies.select(np.isin(replies.split, splits))
     if not len(chosen):
@@ -74,17 +77,14 @@ def _replies(options: argparse.Namespace, engine: Engine) -> Replies:
     return chosen
 
 
-def _write(options: argparse.Namespace, engine: Engine, splits: list[int]) -> Replies:
-    """Greedy replies to the prompts of a file."""
+def _write(engine: Engine, asked: list[Prompt], settings: DistilSettings, name: str) -> Replies:
+    """Greedy replies to prompts, written now."""
     from tqdm import tqdm
 
-    from medusa_viz.training import prompts, written
+    from medusa_viz.training import written
     from medusa_viz.training.distil import FromPrompts, Shelf, write
-    from medusa_viz.training.distil_settings import DistilSettings
 
-    settings = DistilSettings(temperatures="0", loops="keep", max_new_tokens=options.max_new_tokens)
-    source = FromPrompts(prompts.read(options.prompts, splits), engine.codec.encode_prompt, engine.backbone, settings,
-                         options.prompts.name)
+    source = FromPrompts(asked, engine.codec.encode_prompt, engine.backbone, settings, name)
     shelf = Shelf(source, 0)
     with tqdm(total=source.jobs, desc="writing", unit="reply") as bar:
         for _ in write(engine.backbone, source, settings, shelf, {}):
@@ -113,29 +113,24 @@ def _measure(options: argparse.Namespace, engine: Engine, replies: Replies) -> N
 
 
 def calibrate(engine: Engine, replies: Replies, about: dict) -> Calibration:
-    """Rank the replies, with a progress bar."""
-    from tqdm import tqdm
-
+    """Rank the replies, with a progress bar. Raises ValueError for another model's."""
+    from medusa_viz.cli import shown
     from medusa_viz.tuning.calibration import calibrating
-    from medusa_viz.tuning.jobs import finish
 
-    with tqdm(unit="position") as bar:
-        def show(progress: Progress) -> None:
-            bar.set_description(progress.part, refresh=False)
-            bar.total, bar.n = progress.total, progress.done
-            bar.refresh()
-
-        return finish(calibrating(engine, replies, about), show)
+    if int(replies.ids.max()) >= engine.backbone.vocab_size:
+        raise ValueError(f"{replies.name} holds id {replies.ids.max()}, but {engine.title} has "
+                         f"{engine.backbone.vocab_size:,} tokens: the replies are another model's.")
+    return shown(calibrating(engine, replies, about))
 
 
-def shipped_replies(options: argparse.Namespace) -> Path:
-    """The token file of replies to calibrate on: the one named, else the model's own that ships with the project."""
-    preset = PRESETS.get(options.model)
-    name = preset.weights if preset else options.model  # an adapted preset is judged on the replies of its original
-    path = options.replies or REPOSITORY / "assets" / "prompts" / f"replies-{name}.npz"
-    if not options.replies and not path.is_file():
-        raise ValueError(f"No replies of {options.model} ship with the project; name some with --replies, or a file of "
-                         "--prompts for it to answer.")
+def shipped_replies(model: str) -> Path:
+    """The token file of a model's own replies that ships with the project."""
+    preset = PRESETS.get(model)
+    name = preset.weights if preset else model  # an adapted preset is judged on the replies of its original
+    path = REPOSITORY / "assets" / "prompts" / f"replies-{name}.npz"
+    if not path.is_file():
+        raise ValueError(f"No replies of {model} ship with the project; name with --replies a token file of its own, "
+                         "which `distill` writes.")
     return path
 
 

@@ -1,6 +1,7 @@
-"""Command line: python -m medusa_viz decode | bench | train | distill | calibrate | tune | export | models | convert.
+"""Command line: python -m medusa_viz COMMAND, one of those that `--help` lists.
 
-Options are made from the settings' own fields.
+Options are made from the settings' own fields where there are some; what several commands take is added and checked
+here.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from tempfile import TemporaryFile
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from medusa_viz.decoding.settings import Acceptance, Limits
 from medusa_viz.models.presets import DEFAULT_PRESET
@@ -21,13 +22,26 @@ if TYPE_CHECKING:
     from medusa_viz.decoding.decoder import Tree
     from medusa_viz.decoding.engine import Engine
     from medusa_viz.tuning.formats import Imported
+    from medusa_viz.tuning.jobs import Job, Progress
 
+T = TypeVar("T")
 WIDE_TREE = 1024  # nodes; above, a note says that each step will be slow
+
+
+class UsageError(ValueError):
+    """Options that cannot be read; the message is one sentence."""
+
+
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong with the options as every other fault is said, without listing them all first."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{self.prog}: {message}")
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; a foreseen fault is one sentence on standard error and exit status 2."""
-    parser = argparse.ArgumentParser(prog="python -m medusa_viz", description="Medusa decoding, measured.")
+    parser = Parser(prog="python -m medusa_viz", description="Medusa decoding, measured.")
     commands = parser.add_subparsers(dest="command", required=True)
     _add_decode(commands)
     _add_bench(commands)
@@ -37,11 +51,17 @@ def main(arguments: list[str] | None = None) -> int:
     _add_calibrate(commands)
     _add_tune(commands)
     _add_shelf(commands)
-    options = parser.parse_args(arguments)
+    try:
+        options = parser.parse_args(arguments)
+    except UsageError as error:
+        print(error, file=sys.stderr)
+        return 2
     try:
         for target in (getattr(options, name, None) for name in ("out", "json")):
             if target is not None:
                 check_writable(target)
+        if getattr(options, "tree", ""):
+            check_tree(options.tree)
         return options.run(options) or 0
     except BrokenPipeError:  # whoever read our output has gone
         sys.stdout = None
@@ -63,6 +83,27 @@ def check_writable(target: Path) -> None:
         raise OSError(f"The result cannot be written to {target} ({error.strerror}); name another place.") from error
 
 
+def check_tree(spec: str) -> None:
+    """Refuse a tree that no heads could draft, before any are loaded. Raises TreeError."""
+    from medusa_viz.tuning import specs
+
+    if names_file(spec):
+        read_tree(Path(spec))
+    else:
+        specs.parse(spec)
+
+
+def positive(text: str) -> int:
+    """The type of options that count something."""
+    try:
+        number = int(text)
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text:.20} is no whole number of 1 or more")
+    return number
+
+
 def add_model_options(parser: argparse.ArgumentParser) -> None:
     """--model, --heads, --device, --dtype, --compile: what every command that loads a model takes."""
     parser.add_argument("--model", default=DEFAULT_PRESET.name, help="preset, folder or hub id (default: %(default)s)")
@@ -71,6 +112,47 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", default="auto", help="auto, fp32, bf16, fp16, 8bit, 4bit (default: %(default)s)")
     parser.add_argument("--compile", action="store_true", help="on CUDA, replay each step as a graph of fused kernels; "
                         "compiling takes minutes at the first load")
+
+
+def add_measuring_options(parser: argparse.ArgumentParser, max_new_tokens: int, rounds: int, of: str = "") -> None:
+    """--prompts, --max-new-tokens, --rounds: what every command takes that decodes prompts to measure something. `of`
+    names the option that asks for it, where it is not all that the command does."""
+    from medusa_viz.tuning.bench_command import PROMPTS
+
+    parser.add_argument("--prompts", type=Path, default=PROMPTS, metavar="FILE.jsonl", help=f"{of}prompts to decode as "
+                        'JSON lines {"prompt": …, "kind": …} (default: the eight that ship with the project)')
+    parser.add_argument("--max-new-tokens", type=positive, default=max_new_tokens, help=f"{of}most tokens of a reply "
+                        "(default: %(default)s)")
+    parser.add_argument("--rounds", type=positive, default=rounds, help=f"{of}times every prompt is decoded (default: "
+                        "%(default)s)")
+
+
+def add_json_option(parser: argparse.ArgumentParser) -> None:
+    """--json, for `write_json`."""
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result to this file")
+
+
+def write_json(options: argparse.Namespace, result: dict) -> None:
+    """Write the result to where --json says, if it was given."""
+    if options.json:
+        options.json.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", "utf-8")
+
+
+def shown(job: Job[T], what: str = "") -> T:
+    """Do all parts of a job under a progress bar, named by the parts unless `what` is given. A stretch of another
+    length is counted and timed anew, so that the time left is that of the work at hand."""
+    from tqdm import tqdm
+
+    from medusa_viz.tuning.jobs import finish
+
+    with tqdm(desc=what, file=sys.stderr) as bar:
+        def show(progress: Progress) -> None:
+            if bar.total != progress.total:
+                bar.reset(progress.total)
+            bar.set_description(what or progress.part, refresh=False)
+            bar.update(progress.done - bar.n)
+
+        return finish(job, show)
 
 
 def add_settings(parser: argparse.ArgumentParser, kind: type, rename: dict[str, str] | None = None) -> None:
@@ -151,7 +233,7 @@ def _add_decode(commands: argparse._SubParsersAction) -> None:
     parser.add_argument("--tree", default="", help="plain, chain:3, dense:3,2,1, sparse:16, "
                         "sparse:16@4,3,2,2 (within top-s walls), joint:16, dynamic:16, published:mc_sim_7b_63 or a "
                         "tree file (default: that of the model's makers, else sparse:16)")
-    parser.add_argument("--json", type=Path, help="also write the result to this file")
+    add_json_option(parser)
     add_model_options(parser)
     add_settings(parser, Acceptance, {"mode": "accept"})
     add_settings(parser, Limits)
@@ -184,8 +266,7 @@ def _decode(options: argparse.Namespace) -> None:
     difference = equals_greedy(engine.backbone, ids, tokens)
     result = _result(engine, shape, tokens, steps, seconds, difference)
     _print_metrics(result, settings.rule)
-    if options.json:
-        options.json.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+    write_json(options, result)
 
 
 def _result(engine: Engine, shape: Tree, tokens: list[int], steps: list, seconds: float, difference) -> dict:

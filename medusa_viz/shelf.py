@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from medusa_viz.models.presets import shipped
+from medusa_viz.models.presets import heads_folder, shipped
 
 LAYOUTS = ("medusa", "medusa-pt", "medusa-2", "vllm", "vllm-no-bias", "tensorrt-llm")
 """Names of `models.layouts.LAYOUTS`, here so that --help needs no torch."""
@@ -28,11 +28,16 @@ def add_parsers(commands: argparse._SubParsersAction) -> None:
 
 def list_models(options: argparse.Namespace) -> None:
     """Every model known by name, with one sentence on whether it fits."""
+    from medusa_viz.models import checkpoints
     from medusa_viz.models.device import choose
     from medusa_viz.models.published import fits
 
     for preset in shipped():
-        print(f"{preset.name:24} {preset.title} runs anywhere. Licence: {preset.licence}.")
+        loaded = checkpoints.load(heads_folder(preset))
+        recipe = loaded.config.trained.get("recipe")
+        trained = f" trained by the recipe {recipe}" if recipe else ""
+        print(f"{preset.name:24} {preset.title}{' + adapter' * bool(loaded.adapter)} with {loaded.module.heads} heads"
+              f"{trained} runs anywhere. Licence: {preset.licence}.")
     for fit in fits(choose().device.type):
         print(f"{fit.preset.name:24} {fit.sentence} Licence: {fit.preset.licence}.")
 

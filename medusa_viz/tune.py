@@ -9,12 +9,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from medusa_viz.tuning.bench_command import PROMPTS
-
 if TYPE_CHECKING:
     from medusa_viz.decoding.engine import Engine
+    from medusa_viz.training.data import Replies
     from medusa_viz.tuning.accuracy import Calibration
-    from medusa_viz.tuning.jobs import Job
     from medusa_viz.tuning.latency import Latency
     from medusa_viz.tuning.measure_trees import Measured
     from medusa_viz.tuning.recommend import Option, Recommendation
@@ -26,56 +24,59 @@ PREFIXES = ("short", "long")
 
 def add_parser(commands: argparse._SubParsersAction) -> None:
     """Add `tune` to the command line; its `run` is in the parsed arguments."""
-    from medusa_viz.cli import add_model_options
+    from medusa_viz.cli import add_json_option, add_measuring_options, add_model_options, positive
 
     parser = commands.add_parser(
         "tune", help="find the tree that is fastest on this device",
         description="Ranks recorded replies under the heads (or reads a rank table), measures this device's step times "
                     "(or takes those measured before), replays trees of every builder and size, and recommends one, or "
-                    "plain decoding where that is faster. For greedy acceptance.")
+                    "plain decoding where that is faster. For greedy acceptance. Of a token file only the greedy "
+                    "replies of the training split are read: the held-out ones are for judging.")
     add_model_options(parser)
     known = parser.add_mutually_exclusive_group()
     known.add_argument("--ranks", type=Path, metavar="FILE.npz", help="rank table of `calibrate` (default: the one "
-                       "beside the heads, else one is made)")
+                       "beside the heads, else one is made from the replies that ship with the project)")
     known.add_argument("--replies", type=Path, metavar="FILE.npz", help="make the table from this token file of "
                        "replies")
     parser.add_argument("--latency", type=Path, metavar="FILE.json", help="step times recorded on another device")
     parser.add_argument("--measure-latency", action="store_true", help="measure step times anew")
     parser.add_argument("--save-latency", type=Path, metavar="FILE.json", help="also write the step times to this file")
-    parser.add_argument("--batch", type=int, default=1, help="texts decoded at once (default: %(default)s)")
+    parser.add_argument("--batch", type=positive, default=1, help="texts decoded at once (default: %(default)s)")
     parser.add_argument("--prefix", choices=PREFIXES, default="short", help="which measured prefix counts (default: "
                         "%(default)s)")
     parser.add_argument("--measure", action="store_true", help="then decode held-out prompts with dense, sparse and "
                         "recommended trees")
-    parser.add_argument("--prompts", type=Path, default=PROMPTS, metavar="FILE.jsonl", help="prompts for --measure "
-                        "(default: the eight that ship with the project)")
-    parser.add_argument("--max-new-tokens", type=int, default=64, help="for --measure (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=1, help="times that --measure decodes each prompt (default: "
-                        "%(default)s)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result to this file")
+    add_measuring_options(parser, max_new_tokens=64, rounds=1, of="for --measure: ")
+    add_json_option(parser)
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> None:
     """Run the command; faults are ValueErrors of one sentence."""
-    from medusa_viz.cli import load_engine
-    from medusa_viz.tuning import bench, latency, tune_report
-    from medusa_viz.tuning.calibration import facts_of
+    from medusa_viz.calibrate import calibrate
+    from medusa_viz.cli import load_engine, shown, write_json
+    from medusa_viz.training import data
+    from medusa_viz.tuning import accuracy, bench, latency, measure_latency, tune_report
+    from medusa_viz.tuning.calibration import facts_of, greedy_training
     from medusa_viz.tuning.recommend import Survey, recommend
 
-    for name in ("batch", "rounds", "max_new_tokens"):
-        if getattr(options, name) < 1:
-            raise ValueError(f"--{name.replace('_', '-')} is {getattr(options, name)}; it must be 1 or more.")
     prompts = bench.read_prompts(options.prompts) if options.measure else []
     recorded = latency.load(options.latency) if options.latency else None
+    known = accuracy.load(options.ranks) if options.ranks else None
+    replies = greedy_training(data.load([options.replies])) if options.replies else None
     engine = load_engine(options)
-    known = calibration(options, engine)
-    curve = recorded or _latency(options, engine)
+    known, replies = _chosen_by(options, engine, known, replies)
+    curve = recorded or (None if options.measure_latency else measure_latency.stored(engine))
+    print(_plan(replies, curve, len(prompts)), file=sys.stderr)
+    if replies:
+        about = {"heads": Path(engine.loaded.source).name, "replies": replies.name}
+        known = calibrate(engine, replies, about)
+    curve = curve or shown(measure_latency.measuring(engine), "step times")
     place = min(PREFIXES.index(options.prefix), len(curve.curves) - 1)
     if options.save_latency:
         options.save_latency.write_text(latency.to_json(curve), "utf-8")
     survey = Survey(facts_of(engine, known, curve), known, curve, options.batch, place)
-    trees = _shown(survey.running(), "replaying")
+    trees = shown(survey.running(), "replaying")
     table = [option for option in trees if int(option.spec.partition(":")[2]) in TABLE_NODES]
     advice = recommend(trees, curve.step_ms(0, options.batch, place))
     print(tune_report.latency(curve, place))
@@ -85,58 +86,38 @@ def run(options: argparse.Namespace) -> None:
     measured = _measure(options, engine, survey, advice, prompts) if options.measure else []
     if measured:
         print(tune_report.measured(measured, trees, recorded is not None))
-    if options.json:
-        options.json.write_text(json.dumps(_result(engine, known, curve, table, advice, measured), indent=1,
-                                           ensure_ascii=False) + "\n", "utf-8")
+    write_json(options, _result(engine, known, curve, table, advice, measured))
 
 
-def calibration(options: argparse.Namespace, engine: Engine) -> Calibration:
-    """The rank table asked for: read, found beside the heads, or made from greedy replies."""
-    import numpy as np
-
-    from medusa_viz.calibrate import calibrate, shipped_replies
+def _chosen_by(options: argparse.Namespace, engine: Engine, known: Calibration | None, replies: Replies | None
+               ) -> tuple[Calibration | None, Replies | None]:
+    """What trees are chosen by: a rank table, named or beside the heads, or replies to make one from."""
+    from medusa_viz.calibrate import shipped_replies
     from medusa_viz.training import data
-    from medusa_viz.tuning.calibration import known_of, table_for
+    from medusa_viz.tuning.calibration import greedy_training, known_of, notes_on
 
-    if options.ranks:
-        known, notes = table_for(options.ranks, engine.drafter.module)
-        for note in notes:
-            print(f"note: {note}", file=sys.stderr)
-        return known
-    known = None if options.replies else known_of(engine.loaded.source, engine.drafter.module)
-    if known:
-        return known
-    replies = data.load([shipped_replies(options)])
-    greedy = replies.select(np.flatnonzero(replies.temperature == 0))
-    if not len(greedy):
-        raise ValueError(f"{replies.name} holds no greedy reply, and only greedy text can be replayed.")
-    return calibrate(engine, greedy, {"heads": Path(engine.loaded.source).name, "replies": replies.name})
+    module = engine.drafter.module
+    for note in notes_on(known, options.ranks, module) if known else []:
+        print(f"note: {note}", file=sys.stderr)
+    if not (known or replies):
+        known = known_of(engine.loaded.source, module)
+    if not (known or replies):
+        replies = greedy_training(data.load([shipped_replies(options.model)]))
+    return known, replies
 
 
-def _latency(options: argparse.Namespace, engine: Engine) -> Latency:
-    from medusa_viz.tuning.measure_latency import measuring, stored
-
-    known = None if options.measure_latency else stored(engine)
-    return known or _shown(measuring(engine), "step times")
-
-
-def _shown(job: Job, what: str) -> object:
-    """All parts of a job, with a progress bar."""
-    from tqdm import tqdm
-
-    from medusa_viz.tuning.jobs import finish
-
-    with tqdm(desc=what, file=sys.stderr) as bar:
-        def show(progress: object) -> None:
-            bar.total, bar.n = progress.total, progress.done
-            bar.refresh()
-
-        return finish(job, show)
+def _plan(replies: Replies | None, curve: Latency | None, prompts: int) -> str:
+    """What is about to be done; a progress bar then tells of each part how long it takes."""
+    parts = [f"ranking {len(replies):,} greedy replies under the heads" if replies else "",
+             "" if curve else "measuring this device's step times", "replaying trees of every builder and size",
+             f"decoding {prompts} prompts with some of them" if prompts else ""]
+    return f"to do: {', '.join(part for part in parts if part)}"
 
 
 def _measure(options: argparse.Namespace, engine: Engine, survey: object, advice: Recommendation, prompts: list
              ) -> list[Measured]:
     """Dense, sparse and the recommended builder at a few sizes, and the recommendation itself."""
+    from medusa_viz.cli import shown
     from medusa_viz.tuning.measure_trees import measuring
 
     names = dict.fromkeys(["best-dense", "sparse", *([advice.best.spec.partition(":")[0]] if advice.best else [])])
@@ -144,7 +125,7 @@ def _measure(options: argparse.Namespace, engine: Engine, survey: object, advice
     if advice.best:
         trees[advice.best.spec] = advice.best.tree
     ids = [engine.codec.encode_prompt(prompt.text) for prompt in prompts]
-    return _shown(measuring(engine, trees, ids, options.max_new_tokens, options.rounds), "measuring")
+    return shown(measuring(engine, trees, ids, options.max_new_tokens, options.rounds), "measuring")
 
 
 def _result(engine: Engine, known: Calibration, curve: Latency, table: list[Option], advice: Recommendation,

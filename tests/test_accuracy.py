@@ -15,7 +15,7 @@ from medusa_viz.models.heads import Drafter, MedusaHeads
 from medusa_viz.training.data import Replies
 from medusa_viz.tuning import accuracy, ranking
 from medusa_viz.tuning.builders import sparse
-from medusa_viz.tuning.calibration import prompt_of
+from medusa_viz.tuning.calibration import greedy_training, prompt_of
 from medusa_viz.tuning.jobs import finish
 from medusa_viz.tuning.replay import NOT_RANKED, RankTable, replay, scorable, steps_per_reply, subset
 
@@ -269,6 +269,33 @@ def test_the_command_refuses_what_it_cannot_measure(command, tmp_path, capsys):
         error = capsys.readouterr().err.strip()
         assert message in error and len(error.splitlines()) == 1
     assert not command.out.exists()
+
+
+def test_the_command_reads_its_files_before_it_loads_a_model(command, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("medusa_viz.cli.load_engine", lambda options: pytest.fail("loaded"))
+    save_replies(tmp_path / "r.npz", random_replies())
+    for words, message in ((("--replies", tmp_path / "none.npz"), "is no token file"), ((), "No replies of tiny ship"),
+                           (("--replies", tmp_path / "r.npz", "--split", "held_out"), "no reply of the split"),
+                           (("--prompts", tmp_path / "none.txt"), "cannot be read"),
+                           (("--max-new-tokens", "0"), "--max-new-tokens: 0 is no whole number of 1 or more")):
+        assert command.run(*words) == 2
+        error = capsys.readouterr().err.strip()
+        assert message in error and len(error.splitlines()) == 1
+
+
+def test_trees_are_chosen_by_greedy_replies_of_the_training_split_alone():
+    replies = random_replies(split=[0, 1, 0, 1, 0])
+    replies.temperature[2] = 0.7
+    kept = greedy_training(replies)
+    assert [kept.sequence(i).tolist() for i in range(len(kept))] == [replies.sequence(i).tolist() for i in (0, 4)]
+    assert len(greedy_training(random_replies(split=[1] * 5))) == 5  # a file without a training split
+    replies.temperature[:] = [0.7, 0, 0.7, 0, 0.7]
+    with pytest.raises(ValueError, match="made up holds no greedy reply of the training split, and only"):
+        greedy_training(replies)
+    replies.temperature[:] = 1
+    replies.split[:] = 1
+    with pytest.raises(ValueError, match="made up holds no greedy reply, and only"):
+        greedy_training(replies)
 
 
 def test_replies_behind_equal_prompts_share_a_number():

@@ -200,8 +200,10 @@ def test_a_prompt_without_room_is_refused(engine):
 @pytest.mark.parametrize("arguments, said", [
     (["--methods", "fast"], "'fast' is no method"),
     (["--prompts", "nowhere.jsonl"], "cannot be read"),
-    (["--rounds", "0"], "--rounds is 0"),
-    (["--max-new-tokens", "-1"], "--max-new-tokens is -1"),
+    (["--rounds", "0"], "--rounds: 0 is no whole number of 1 or more"),
+    (["--max-new-tokens", "-1"], "--max-new-tokens: -1 is no whole number"),
+    (["--rounds", "2.5"], "--rounds: 2.5 is no whole number"), (["--tree", "forest"], "'forest' is no tree"),
+    (["--tree", "none.txt"], "none.txt cannot be read"), (["--device"], "--device: expected one argument"),
 ])
 def test_the_command_refuses_before_it_loads_a_model(arguments, said, capsys, monkeypatch):
     monkeypatch.setattr(cli, "load_engine", lambda options: pytest.fail("loaded"))

@@ -14,6 +14,7 @@ from tiny_page import saved_model, token_file
 
 from medusa_viz import cli
 from medusa_viz.models.checkpoints import HeadsConfig, LoadedHeads, LoadReport
+from medusa_viz.tuning.jobs import Progress
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 ACCURACY = [[0.5, 0.2, 0.1]] * 3
@@ -84,6 +85,29 @@ def test_what_cannot_be_done_is_one_sentence(engine, words, said, capsys):
     assert cli.main(["decode", *words]) == 2
     error = capsys.readouterr().err.strip()
     assert said in error and "\n" not in error
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    (["--tree", "forest"], "'forest' is no tree"), (["--tree", "dense:a"], "whole numbers"),
+    (["--tree", "chain:1,2"], "is no tree"), (["--tree", "sparse:8#3"], "a seed after # with the random ones"),
+    (["--tree", "published:none"], "No published tree"), (["--tree", "none.json"], "cannot be read"),
+    (["--accept", "odd"], "--accept: invalid choice"), (["--odd"], "unrecognized arguments: --odd")])
+def test_options_that_no_model_could_mend_are_refused_before_one_loads(words, said, capsys, monkeypatch):
+    monkeypatch.setattr(cli, "load_engine", lambda options: pytest.fail("loaded"))
+    assert cli.main(["decode", "--prompt", "x", *words]) == 2
+    error = capsys.readouterr().err.strip()
+    assert said in error and "\n" not in error
+
+
+def test_a_bar_counts_every_stretch_of_a_job_anew(capsys):
+    def job():
+        for total in (3, 5):
+            for done in range(1, total + 1):
+                yield Progress(done, total, f"of {total}")
+        return "made"
+
+    assert cli.shown(job()) == "made"
+    assert "of 5: 100%" in (said := capsys.readouterr().err) and "5/5" in said
 
 
 def test_a_tree_file_is_read_with_notes(engine, tmp_path, capsys):

@@ -1,12 +1,12 @@
 """The table of what contributes: its lines, its ratios, and what it refuses. Nothing here asserts a time."""
 
-import argparse
 import json
 from types import SimpleNamespace
 
 import pytest
 from tiny import backbone, oracle_drafter, plain_greedy, prompt
 
+from medusa_viz import cli
 from medusa_viz.models.checkpoints import HeadsConfig
 from medusa_viz.tuning import contributions, contributions_command
 from medusa_viz.tuning.bench import BenchError, Prompt
@@ -53,10 +53,11 @@ def test_a_dense_tree_deeper_than_the_heads_and_heads_without_accuracies_are_ref
         contributions.rows(bare, None, None, [2, 3])
 
 
-def test_odd_options_are_refused_before_a_model_loads():
-    parser = argparse.ArgumentParser()
-    contributions_command.add_parser(parser.add_subparsers())
-    for words, sentence in ((["--top-s", "2,x"], "must read like 2,3"), (["--rounds", "0"], "--rounds is 0")):
-        options = parser.parse_args(["contributions", *words])
-        with pytest.raises(BenchError, match=sentence):
-            options.run(options)
+@pytest.mark.parametrize(("words", "said"), [
+    (["--top-s", "2,x"], "must read like 2,3"), (["--rounds", "0"], "--rounds: 0 is no whole number of 1 or more"),
+    (["--max-new-tokens", "x"], "--max-new-tokens: x is no"), (["--prompts", "none.jsonl"], "cannot be read")])
+def test_odd_options_are_refused_before_a_model_loads(words, said, capsys, monkeypatch):
+    monkeypatch.setattr(cli, "load_engine", lambda options: pytest.fail("loaded"))
+    assert cli.main(["contributions", *words]) == 2
+    error = capsys.readouterr().err.strip()
+    assert said in error and "\n" not in error

@@ -214,6 +214,12 @@ def command(tmp_path, monkeypatch):
     return run
 
 
+def test_prompts_are_read_before_a_model_is_loaded(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(distil_command, "_load", lambda args: pytest.fail("loaded"))
+    assert main(["distill", "--prompts", str(tmp_path / "none.txt"), "--out", str(tmp_path / "out.npz")]) == 2
+    assert "cannot be read" in (error := capsys.readouterr().err.strip()) and "\n" not in error
+
+
 def test_a_run_stopped_by_ctrl_c_and_resumed_gives_the_same_bytes(command, tmp_path, monkeypatch, capsys):
     assert command("whole.npz") == 0
     add, calls = written.PartFile.add, []

@@ -87,3 +87,16 @@ def test_scores_are_given_per_source_and_for_greedy_replies_alone(tmp_path):
     shipped = evaluate.table_to_ship({name: score.accuracy for name, score in scores.items()})
     mean = np.mean([scores["self-synthesised, greedy"].accuracy, scores["written prompts, greedy"].accuracy], axis=0)
     assert np.allclose(shipped, mean) and builders.sparse(shipped, 7).nodes == 7
+
+
+def test_same_choice_counts_the_reply_tokens_whose_first_choice_stayed():
+    backbone, replies = tiny_backbone(), random_replies(seed=3)
+    before = hidden.hidden_states_now(backbone, replies, torch.float32)
+    now = before.copy()
+    moved = replies.before_reply[::3]
+    now[moved] *= -1  # the reverse of every logit: another first choice
+    rows = objectives.output_rows(backbone.lm_head, None, torch.float32)
+    assert evaluate.same_choice(before, before, replies, rows) == 1
+    assert evaluate.same_choice(before, now, replies, rows) == pytest.approx(1 - len(moved) / len(replies.before_reply))
+    now = -before  # where nothing is left, prompts and ends of texts must not count as kept
+    assert evaluate.same_choice(before, now, replies, rows) == 0

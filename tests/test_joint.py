@@ -18,8 +18,8 @@ from medusa_viz.models import adapter, backbone, checkpoints, device
 from medusa_viz.models.heads import MedusaHeads
 from medusa_viz.training import hidden, objectives, recipe
 from medusa_viz.training.joint import JointTask
+from medusa_viz.training.run_folder import LOG_NAME, TrainingError
 from medusa_viz.training.settings import JointSettings, settings_for
-from medusa_viz.training.trainer import LOG_NAME, TrainingError
 from tests import tiny
 from tests.tiny_training import VOCAB, WIDTH, job_in, random_replies, tiny_backbone
 
@@ -118,6 +118,7 @@ def test_the_first_stage_leaves_the_backbone_alone_and_the_second_changes_it(tmp
             assert line["lr_heads"] == pytest.approx(4 * line["lr"])
     last = [line for line in log if "pass" in line][-1]
     assert last["perplexity"]["before"] > 1 and last["perplexity"]["after"] != last["perplexity"]["before"]
+    assert 0 < last["same_choice"] <= 1
 
 
 def test_the_saved_folder_holds_heads_and_adapter_and_decodes_as_trained(tmp_path):

@@ -18,6 +18,7 @@ from tiny import (
     prompt,
     random_drafter,
 )
+from transformers.utils import logging
 
 from medusa_viz.decoding.live import LiveRun
 from medusa_viz.decoding.settings import Acceptance
@@ -43,6 +44,13 @@ def greedy(of, ids, tokens):
         _, more, position = greedy_step(run, position, TREE)
         text += more
     return text[:tokens], drafter
+
+
+def test_loading_draws_no_bar_of_transformers_and_leaves_its_settings(tmp_path, capsys):
+    model().save_pretrained(tmp_path)
+    logging.enable_progress_bar()
+    placing.load_model(tmp_path, CPU, "tiny")
+    assert "Loading" not in capsys.readouterr().err and logging.is_progress_bar_enabled()
 
 
 # -------------------------------------------------------------------------------------------------------------- sizes

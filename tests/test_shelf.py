@@ -87,7 +87,8 @@ def test_models_lists_what_fits_and_why_others_do_not(monkeypatch, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert any(line.startswith("tinyllama-1.1b") and "fits in fp32" in line for line in lines)
     assert any(line.startswith("vicuna-33b-v1.3") and "does not fit" in line for line in lines)
-    assert lines[0].startswith("smollm2-135m ")
+    assert lines[0].startswith("smollm2-135m ") and "with 4 heads trained by the recipe medusa1 runs" in lines[0]
+    assert "SmolLM2-135M-Instruct + adapter with 4 heads trained by the recipe medusa2" in lines[1]
 
 
 def test_an_lm_head_that_nobody_names_is_refused(tmp_path):

@@ -8,7 +8,7 @@ from medusa_viz.tuning.builders import assumed_accuracy, sparse
 from medusa_viz.tuning.joint import joint
 from medusa_viz.tuning.published_trees import published
 from medusa_viz.tuning.replay import NOT_RANKED, RankTable
-from medusa_viz.tuning.specs import BUILDERS, Facts, build, fitted, is_dynamic, lacking, of_budget
+from medusa_viz.tuning.specs import BUILDERS, Facts, Spec, build, fitted, is_dynamic, lacking, of_budget, parse
 
 A10 = [[0.6, 0.15, 0.05], [0.4, 0.10, 0.05]]
 THREE = Facts(3, A10)
@@ -46,6 +46,17 @@ def test_specs_that_name_no_tree(spec):
     with pytest.raises(TreeError) as refused:
         build(spec, THREE)
     assert len(str(refused.value)) < 400 and "\n" not in str(refused.value)
+
+
+def test_a_spec_is_taken_apart_before_heads_are_known():
+    assert parse("chain:9") == Spec("chain", numbers=(9,))
+    assert parse("joint:16@4,3") == Spec("joint", numbers=(16,), walls=(4, 3))
+    assert parse("random-sparse:16#7") == Spec("random-sparse", numbers=(16,), seed=7)
+    assert parse("published:zephyr_stage2") == Spec("published", "zephyr_stage2")
+    assert parse("sequoia") == Spec("sequoia")
+    for spec in ("forest", "dense:a", "chain:1,2", "sparse", "dense:2@2", "published:none"):
+        with pytest.raises(TreeError):
+            parse(spec)
 
 
 def test_surplus_walls_are_refused():

@@ -15,6 +15,7 @@ from medusa_viz.decoding.tree import dense
 from medusa_viz.models import checkpoints
 from medusa_viz.models.checkpoints import HeadsConfig
 from medusa_viz.tuning import accuracy, latency, measure_latency
+from medusa_viz.tuning import calibration as calibrations
 from medusa_viz.tuning.builders import sparse
 from medusa_viz.tuning.calibration import calibrating, heads_fingerprint, known_of
 from medusa_viz.tuning.formats import FORMATS, read
@@ -99,7 +100,14 @@ def test_tune_ranks_replies_where_no_table_is_at_hand(engine, tmp_path, capsys, 
     made = replies()
     arrays = {name: getattr(made, name) for name in ("ids", "offsets", "reply_start", "split", "kind", "temperature")}
     np.savez(tmp_path / "r.npz", kinds=np.array(made.kinds), **arrays)
+    read, calibrate = [], calibrations.calibrating
+    monkeypatch.setattr(calibrations, "calibrating", lambda engine, replies, about: read.append(replies) or calibrate(
+        engine, replies, about))
     assert cli.main(["tune", "--replies", str(tmp_path / "r.npz")]) == 0
+    assert read[0].ids.tolist() == made.select(made.split == 0).ids.tolist()  # the held-out half is for judging
+    said = capsys.readouterr().err
+    assert "to do: ranking 3 greedy replies under the heads, measuring this device's step times, replaying" in said
+    assert "ranking: 100%" in said and "step times: 100%" in said and "replaying: 100%" in said
     np.savez(tmp_path / "warm.npz", kinds=np.array(made.kinds), **arrays | {"temperature": np.ones(6)})
     assert cli.main(["tune", "--replies", str(tmp_path / "warm.npz")]) == 2
     assert "no greedy reply" in capsys.readouterr().err
@@ -109,9 +117,12 @@ def test_tune_ranks_replies_where_no_table_is_at_hand(engine, tmp_path, capsys, 
 
 @pytest.mark.parametrize(("words", "said"), [
     (["--ranks", "none.npz"], "is not there; `calibrate` writes"), (["--latency", "none.json"], "cannot be read"),
-    (["--batch", "0"], "--batch is 0"), (["--measure", "--prompts", "none.jsonl"], "cannot be read"),
+    (["--ranks", __file__], "is no rank table"), (["--replies", "none.npz"], "is no token file"),
+    (["--batch", "0"], "--batch: 0 is no whole number of 1 or more"),
+    (["--measure", "--prompts", "none.jsonl"], "cannot be read"),
 ])
-def test_tune_refuses_in_one_sentence(engine, words, said, capsys):
+def test_tune_refuses_in_one_sentence_before_it_loads_a_model(engine, words, said, capsys, monkeypatch):
+    monkeypatch.setattr(cli, "load_engine", lambda options: pytest.fail("loaded"))
     assert cli.main(["tune", *words]) == 2
     error = capsys.readouterr().err.strip()
     assert said in error and "\n" not in error

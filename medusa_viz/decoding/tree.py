@@ -129,9 +129,9 @@ def from_paths(paths: Iterable[Sequence[int]]) -> TreeShape:
     """Shape holding `paths` and all their prefixes. Raises TreeError for a rank that is no whole number >= 0."""
     closed: set[Path] = set()
     for path in paths:
-        path = tuple(path)
         if len(path) > MAX_TREE_DEPTH:
             raise TreeError(f"A tree path of {len(path):,} ranks is deeper than {MAX_TREE_DEPTH} heads.")
+        path = tuple(path)
         if not all(_is_rank(rank) for rank in path):
             raise TreeError(f"A tree path holds whole numbers from 0 to {MAX_RANK:,}; {_short(list(path))} does not.")
         while path and path not in closed:

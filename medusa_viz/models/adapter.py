@@ -60,7 +60,12 @@ class Adapter:
         set_peft_model_state_dict(self._peft, state)
 
     def start_from(self, folder: Path) -> None:
-        """Take the weights that `save` wrote. Raises AdapterError where they are of another shape."""
+        """Take the weights that `save` wrote. Raises AdapterError."""
+        self.load_state({name: tensor.float() for name, tensor in self.read(folder).items()})
+
+    def read(self, folder: Path) -> dict[str, Tensor]:
+        """The weights that `save` wrote. Raises AdapterError where they are of another shape; the model may be one
+        without numbers."""
         try:
             saved, own = load_file(folder / ADAPTER_WEIGHTS), self.state()
         except (SafetensorError, OSError) as error:
@@ -71,7 +76,7 @@ class Adapter:
         if odd:
             raise AdapterError(f"The adapter in {folder} does not fit this model and rank: {odd[0]} is missing or has "
                                "another shape; name the rank that it was trained with (--rank), or start without it.")
-        self.load_state({name: tensor.float() for name, tensor in saved.items()})
+        return saved
 
     def save(self, folder: Path, dtype: torch.dtype = torch.float16) -> None:
         """Write weights (in `dtype`) and config. peft's own saving would look the base model up on the hub."""

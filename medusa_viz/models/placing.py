@@ -25,6 +25,8 @@ class Outline:
     """A model's sizes, known from its config alone."""
 
     config: PretrainedConfig
+    model: PreTrainedModel
+    """All modules, with shapes and without numbers."""
     hidden_size: int
     vocab_size: int
     footprint: Footprint
@@ -37,7 +39,7 @@ def outline(folder: str | Path) -> Outline:
         config = AutoConfig.from_pretrained(folder)
         if config.is_encoder_decoder:
             raise BackboneError(f"{folder} is an encoder-decoder; Medusa needs a decoder-only language model.")
-        with torch.device("meta"):  # shapes without numbers
+        with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config)
         head = model.get_output_embeddings()
         if head is None:
@@ -45,7 +47,7 @@ def outline(folder: str | Path) -> Outline:
     linears = sum(module.weight.numel() for module in model.modules()
                   if isinstance(module, torch.nn.Linear) and module is not head)
     total = sum(parameter.numel() for parameter in model.parameters())
-    return Outline(config, head.weight.shape[1], head.weight.shape[0], Footprint(linears, total - linears))
+    return Outline(config, model, head.weight.shape[1], head.weight.shape[0], Footprint(linears, total - linears))
 
 
 def load_model(folder: str | Path, placement: Placement, name: str, attention: str | None = None) -> PreTrainedModel:
@@ -133,10 +135,14 @@ def _one_sentence(source: str | Path) -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """No advice from transformers: heads inside a full model are no unexpected keys, and missing ones are refused."""
-    before = logging.get_verbosity()
+    """Neither advice nor a progress bar from transformers: heads inside a full model are no unexpected keys, missing
+    ones are refused, and whoever loads a model says so."""
+    before, with_bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
+    logging.disable_progress_bar()
     try:
         yield
     finally:
         logging.set_verbosity(before)
+        if with_bar:
+            logging.enable_progress_bar()

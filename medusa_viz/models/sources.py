@@ -72,11 +72,11 @@ def ready(model: str, report: Report) -> Source:
 
 
 def bare(model: str, report: Report) -> Source:
-    """The same for a backbone that writes or learns from data: nothing that heads bring may change it."""
+    """What `find` gives, for a backbone that writes or learns from data: nothing that heads bring may change it."""
     preset = PRESETS.get(model)
     if preset and preset.weights != preset.name:
         raise SourceError(f"The heads of {model} bring an adapter for their backbone: name that, {preset.weights}.")
-    return ready(model, report)
+    return find(model, report)
 
 
 def codec(source: Source) -> TextCodec:

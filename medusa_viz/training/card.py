@@ -39,6 +39,8 @@ rows{adapter}.
 
 def _data(config: HeadsConfig, replies: Replies) -> str:
     parts = [replies.split == TRAIN, replies.split == HELD_OUT]
+    if config.trained.get("replies") == "greedy":
+        parts[0] &= replies.temperature == 0
     reply_tokens = np.diff(replies.offsets) - replies.reply_start
     rows = [[kind] + [_count(reply_tokens[(replies.kind == i) & part]) for part in parts]
             for i, kind in enumerate(replies.kinds)]
@@ -112,6 +114,8 @@ def _recipe(config: HeadsConfig) -> str:
         found = t["perplexity"]
         facts.append(("perplexity of the backbone on the held-out replies", f"{found['before']:.3f} before, "
                       f"{found['after']:.3f} after ({found['after'] / found['before'] - 1:+.1%})"))
+    if "same_choice" in t:
+        facts.append(("its first choice is what it was", f"at {t['same_choice']:.1%} of those replies' tokens"))
     return f"## Recipe\n\n{_table(['', ''], facts)}\n\n```\n{t['command']}\n```\n"
 
 

@@ -11,12 +11,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
 from tqdm import tqdm
 
 from medusa_viz.models.presets import DEFAULT_PRESET, PRESETS
 from medusa_viz.training.progress import ProgressFile
-from medusa_viz.training.settings import RECIPES, settings_for
+from medusa_viz.training.settings import RECIPES, JointSettings, TrainSettings, settings_for
+
+if TYPE_CHECKING:
+    from medusa_viz.models.checkpoints import LoadedHeads
+    from medusa_viz.models.sources import Source
 
 UNITS = {"hidden": "token", "teacher": "token", "train": "step"}
 TITLES = {"hidden": "hidden states", "teacher": "soft targets", "train": "training"}
@@ -46,11 +51,10 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument("--dtype", choices=("fp32", "bf16", "8bit", "4bit"), default="fp32", help="of the frozen "
                         "backbone; 8bit and 4bit are for CUDA cards and the recipe medusa1 (default: %(default)s)")
     for field, owners in _fields().values():
-        defaults = ", ".join(dict.fromkeys(str(getattr(RECIPES[name].defaults, field.name)) for name in owners))
         own = "" if len(owners) == len(RECIPES) else " (medusa2)"
         parser.add_argument(f"--{field.name.replace('_', '-')}", type=type(field.default), default=None,
                             choices=field.metadata["choices"],
-                            help=f"{field.metadata['help']}{own} (default: {defaults})")
+                            help=f"{field.metadata['help']}{own} (default: {_defaults(field.name, owners)})")
     parser.set_defaults(run=run)
 
 
@@ -63,6 +67,15 @@ def _fields() -> dict[str, tuple[dataclasses.Field, list[str]]]:
     return found
 
 
+def _defaults(field: str, owners: list[str]) -> str:
+    """Its default in the first recipe that has it, then every other one with the recipes that it is of."""
+    by_value: dict[object, list[str]] = {}
+    for name in owners:
+        by_value.setdefault(getattr(RECIPES[name].defaults, field), []).append(name)
+    first, *others = by_value
+    return "; ".join([str(first), *(f"{' and '.join(by_value[value])} {value}" for value in others)])
+
+
 def run(args: argparse.Namespace) -> int:
     """Run the command; faults are ValueErrors and RuntimeErrors of one sentence."""
     settings = _settings(args)
@@ -73,19 +86,22 @@ def run(args: argparse.Namespace) -> int:
     if args.dtype in ("8bit", "4bit") and args.recipe != "medusa1":
         raise ValueError(f"--recipe {args.recipe} trains an adapter of the backbone, which --dtype {args.dtype} cannot "
                          "take in; choose fp32 or bf16, or the recipe medusa1.")
-    from medusa_viz.models import backbone, checkpoints, device, sources
+    from medusa_viz.models import backbone, device, sources
     from medusa_viz.models.fetch import cache_root
     from medusa_viz.training import data, recipe
+    from medusa_viz.training.run_folder import check_folder
     from medusa_viz.training.trainer import Stopped
 
-    replies = data.load(args.data)  # first, since a wrong file is found at once and a model is not
+    replies = data.load(args.data)  # all that is wrong on disk is found before a model is loaded
+    check_folder(args.out, settings, args.resume)
     placement = device.choose(_own_card(args.device), args.dtype)
     source = sources.bare(args.model, _tell)
+    init = _init(args, settings, source) if args.init else None
+    sources.fetch_weights(source, _tell)
     title = source.title if args.model in PRESETS else source.repository or args.model
     # Autocast, gradients and copies need ordinary linears.
     plain = backbone.load(source.folder, placement, title, packed=False)
     single_bytes = data.byte_token_ids(sources.codec(source).tokenizer)
-    init = checkpoints.load(args.init, plain.hidden_size, plain.vocab_size) if args.init else None
     with _watching(args.out) as watch:
         job = recipe.Job(args.recipe, plain, title, replies, single_bytes, settings, args.out,
                          args.cache or cache_root() / "training", init, args.whole_text, command_line(args),
@@ -113,9 +129,21 @@ def command_line(args: argparse.Namespace) -> str:
     return shlex.join(words)
 
 
-def _settings(args: argparse.Namespace):
+def _settings(args: argparse.Namespace) -> TrainSettings:
     return settings_for(args.recipe, {name: getattr(args, name) for name in _fields()
                                       if getattr(args, name) is not None})
+
+
+def _init(args: argparse.Namespace, settings: TrainSettings, source: Source) -> LoadedHeads:
+    """The heads to start from, and that they and their adapter fit a backbone of which only the config is read."""
+    from medusa_viz.models import checkpoints, placing
+    from medusa_viz.models.adapter import Adapter
+
+    backbone = placing.outline(source.folder)
+    heads = checkpoints.load(args.init, backbone.hidden_size, backbone.vocab_size)
+    if heads.adapter and isinstance(settings, JointSettings):
+        Adapter(backbone.model, settings.rank, settings.alpha, source.title).read(heads.adapter)
+    return heads
 
 
 def _own_card(device: str) -> str:

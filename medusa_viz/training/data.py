@@ -103,6 +103,14 @@ def some(replies: Replies, tokens: int, seed: int) -> Replies:
     return replies.select(chosen)
 
 
+def greedy(replies: Replies) -> Replies:
+    """Those written at temperature 0. Raises DataError where there is none."""
+    chosen = replies.select(replies.temperature == 0)
+    if not len(chosen):
+        raise DataError(f"{replies.name} holds no greedy reply to train on; take all its replies.")
+    return chosen
+
+
 def join(parts: Sequence[Replies]) -> Replies:
     """One set of sequences out of several; kinds are merged by name."""
     if len(parts) == 1:

@@ -53,10 +53,15 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError(f"--out is {args.out}; a token file ends in .npz.")
     if args.out.exists():
         raise ValueError(f"{args.out} exists already: delete it, or name another file.")
-    backbone, codec = _load(args)
-    source = _source(args, settings, backbone, codec)
+    from medusa_viz.training import prompts
+    from medusa_viz.training.distil import FromPrompts, SelfWritten
     from medusa_viz.training.written import PartFile
 
+    path = args.prompts or prompts.SHIPPED
+    asked = [] if args.synthesise else prompts.read(path, prompts.splits(args.split))  # before a model is loaded
+    backbone, codec = _load(args)
+    source = (SelfWritten(prompts.turn_frame(codec), backbone, settings) if args.synthesise else
+              FromPrompts(asked, codec.encode_prompt, backbone, settings, path.name))
     part = PartFile(args.out.with_name(args.out.name + ".texts.jsonl"), _identity(backbone, source, settings),
                     args.resume)
     try:
@@ -76,22 +81,12 @@ def _load(args: argparse.Namespace) -> tuple[Backbone, TextCodec]:
 
     placement = device.choose(args.device, args.dtype)
     source = sources.bare(args.model, _tell)
+    sources.fetch_weights(source, _tell)
     return backbone.load(source.folder, placement, source.title), sources.codec(source)
 
 
 def _tell(phase: str, fraction: float | None, detail: str) -> None:
     print(f"{phase}: {detail}", file=sys.stderr)
-
-
-def _source(args: argparse.Namespace, settings: DistilSettings, backbone: Backbone, codec: TextCodec) -> Source:
-    from medusa_viz.training import prompts
-    from medusa_viz.training.distil import FromPrompts, SelfWritten
-
-    if args.synthesise:
-        return SelfWritten(prompts.turn_frame(codec), backbone, settings)
-    path = args.prompts or prompts.SHIPPED
-    splits = prompts.SPLITS.values() if args.split == "all" else [prompts.SPLITS[args.split]]
-    return FromPrompts(prompts.read(path, list(splits)), codec.encode_prompt, backbone, settings, path.name)
 
 
 def _identity(backbone: Backbone, source: Source, settings: DistilSettings) -> dict:

@@ -60,6 +60,19 @@ def perplexity(hidden: np.ndarray, replies: Replies, rows: OutputRows) -> float:
 
 
 @torch.inference_mode()
+def same_choice(before: np.ndarray, now: np.ndarray, replies: Replies, rows: OutputRows) -> float:
+    """Share of the reply tokens at whose place the backbone's first choice is what it was before training, from both
+    hidden states [N, d] of the replies. Perplexity alone is not enough: it falls where training only makes the
+    backbone surer of what it would have said."""
+    places, total = replies.before_reply, 0
+    for start in range(0, len(places), CHUNK):
+        choices = [torch.nn.functional.linear(torch.from_numpy(states[places[start : start + CHUNK]]).to(rows.weight),
+                                              rows.weight, rows.bias).argmax(-1) for states in (before, now)]
+        total += int((choices[0] == choices[1]).sum())
+    return total / max(1, len(places))
+
+
+@torch.inference_mode()
 def rank_table(module: MedusaHeads, rows: OutputRows, hidden: np.ndarray, replies: Replies) -> RankTable:
     """Rank of every reply token under every head (see `ranking.ranks_of`), from the hidden states [N, d]."""
     # The first step drafts at the last prompt token.

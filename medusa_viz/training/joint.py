@@ -26,8 +26,8 @@ from medusa_viz.training.objectives import (
     head_losses,
     output_rows,
 )
+from medusa_viz.training.run_folder import TrainingError
 from medusa_viz.training.settings import JointSettings
-from medusa_viz.training.trainer import TrainingError
 
 
 class JointTask:

@@ -17,6 +17,11 @@ SPLITS = {"train": TRAIN, "held_out": HELD_OUT}
 UNNAMED = "unnamed"
 
 
+def splits(choice: str) -> list[int]:
+    """The splits that `all`, `train` or `held_out` stands for."""
+    return list(SPLITS.values()) if choice == "all" else [SPLITS[choice]]
+
+
 @dataclass(frozen=True)
 class Prompt:
     """One user turn: its text, the kind of question it is, and the split that its replies belong to."""

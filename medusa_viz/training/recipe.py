@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -22,9 +22,10 @@ from medusa_viz.training.heads_task import HeadsTask, Material
 from medusa_viz.training.hidden import fast_dtype, hidden_states, hidden_states_now, model_fingerprint
 from medusa_viz.training.joint import JointTask
 from medusa_viz.training.objectives import output_rows
+from medusa_viz.training.run_folder import TrainingError, checkpoint_of, stored_precision
 from medusa_viz.training.settings import JointSettings, TrainSettings
 from medusa_viz.training.teacher import teach
-from medusa_viz.training.trainer import LOG_NAME, Trainer, TrainingError, stored_precision
+from medusa_viz.training.trainer import Trainer
 from medusa_viz.tuning.accuracy import RANKS_NAME, Calibration, accuracy, save
 from medusa_viz.tuning.calibration import heads_fingerprint, prompt_of
 from medusa_viz.tuning.replay import RankTable, subset
@@ -64,13 +65,14 @@ class Job:
 
 
 def run(job: Job, resume: bool = False) -> Path:
-    """Train, and leave heads, adapter, config and model card in `job.out`: those of the best pass so far.
+    """Train, and leave heads, adapter, config and model card in `job.out`: those of the best pass so far. What lies
+    there was judged by `run_folder.check_folder`, which needs no model.
 
     Raises DataError or TrainingError in one sentence; after numbers that are not finite the last good heads stay.
     """
-    if (job.out / LOG_NAME).is_file() and not resume:
-        raise TrainingError(f"{job.out} holds a run already: add --resume to go on with it, or choose another folder.")
-    train = data.some(job.replies.select(job.replies.split == TRAIN), job.settings.tokens, job.settings.seed)
+    train = job.replies.select(job.replies.split == TRAIN)
+    train = data.greedy(train) if job.settings.replies == "greedy" else train
+    train = data.some(train, job.settings.tokens, job.settings.seed)
     held_out = job.replies.select(job.replies.split == HELD_OUT)
     labels, draft_ids, facts = prepare(job, train)
     dtype = _precision(job, resume)
@@ -101,12 +103,11 @@ def _run_joint(job: Job, train: Replies, material: Material, module: MedusaHeads
                facts: dict, resume: bool) -> None:
     """Stage 1 trains the heads alone, over stored hidden states; stage 2 the adapter and the heads."""
     settings, device, before = job.settings, job.backbone.device, 0
-    second = job.out / "checkpoint-stage2.pt"
     if settings.heads_passes:
-        alone = replace(settings, passes=settings.heads_passes, lr=settings.heads_lr)
+        alone = settings.first_stage
         first = Trainer(HeadsTask(material, alone, module), alone, job.out, device)
         before = first.total_steps
-        if not (resume and second.is_file()):
+        if not (resume and checkpoint_of(job.out, 2).is_file()):
             _run_stage(job, first, judge, facts, resume)
             first.save_checkpoint()
             judge.best = -1.0  # the second stage is judged by itself: its backbone is another
@@ -133,11 +134,11 @@ def _run_stage(job: Job, trainer: Trainer, judge: Judge, facts: dict, resume: bo
                 **judge.line(trainer.task)}
         better = judge.improves(line)
         if better:
-            _save(job, trainer, facts | {"passes_done": number} | judge.perplexities(line), judge.scores,
+            _save(job, trainer, facts | {"passes_done": number} | judge.of_backbone(line), judge.scores,
                   [*trainer.log_lines(), line])
             judge.save_ranks(job.out, trainer.task.module)
         job.say(f"Stage {trainer.stage}, pass {number} of {trainer.settings.passes}: {_summary(judge.scores)}"
-                f"{_perplexity_words(line)}{'' if better else '; an earlier pass was better and is kept'}")
+                f"{_backbone_words(line)}{'' if better else '; an earlier pass was better and is kept'}")
         return line | {"kept": better}
 
     def unscored() -> None:
@@ -180,6 +181,7 @@ class Judge:
                 self._perplexity = evaluate.perplexity(self._before, self.replies, whole)
             line["perplexity"] = {"before": self._perplexity,
                                   "after": evaluate.perplexity(states, self.replies, whole)}
+            line["same_choice"] = evaluate.same_choice(self._before, states, self.replies, whole)
         return line
 
     def save_ranks(self, folder: Path, module: MedusaHeads) -> None:
@@ -206,8 +208,9 @@ class Judge:
         self.best = max(past, default=-1.0)
 
     @staticmethod
-    def perplexities(line: dict) -> dict:
-        return {"perplexity": line["perplexity"]} if "perplexity" in line else {}
+    def of_backbone(line: dict) -> dict:
+        """What a line says of the backbone, where it was trained too."""
+        return {name: line[name] for name in ("perplexity", "same_choice") if name in line}
 
 
 def _merit(line: dict) -> float | None:
@@ -215,9 +218,12 @@ def _merit(line: dict) -> float | None:
     return judged["tokens_per_step"]["15"] if judged else None
 
 
-def _perplexity_words(line: dict) -> str:
-    found = line.get("perplexity")
-    return f"; held-out perplexity {found['before']:.3f} before, {found['after']:.3f} after" if found else ""
+def _backbone_words(line: dict) -> str:
+    if "perplexity" not in line:
+        return ""
+    before, after = line["perplexity"]["before"], line["perplexity"]["after"]
+    return (f"; held-out perplexity {before:.3f} before, {after:.3f} after, first choice unchanged at "
+            f"{line['same_choice']:.1%} of the tokens")
 
 
 def prepare(job: Job, train: Replies) -> tuple[Labels, torch.Tensor | None, dict]:

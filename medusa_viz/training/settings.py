@@ -16,6 +16,8 @@ class TrainSettings(Checked):
     draft_vocabulary: int = setting(16_384, "most frequent reply tokens that heads can draft; 0 = all", 0, 1_000_000, 1)
     tokens: int = setting(0, "reply tokens to train on, whole replies drawn by seed, those to written prompts first; "
                           "0 = all", 0, 10**9, 1)
+    replies: str = setting("all", "which replies to train on. greedy: only those written at temperature 0, the text "
+                           "that greedy decoding drafts", choices=("all", "greedy"))
     passes: int = setting(5, "passes over the training text", 1, 1_000, 1)
     batch: int = setting(512, "positions per optimiser step", 1, 1_000_000, 1)
     micro_batch: int = setting(2_048, "most tokens at once; a larger batch adds up their gradients", 1, 1_000_000, 1)
@@ -52,6 +54,11 @@ class JointSettings(TrainSettings):
                            choices=("kl", "ce"))
     rank: int = setting(8, "rank of the LoRA adapter", 1, 1024, 1)
     alpha: int = setting(16, "LoRA's scale: the adapter's product times alpha / rank", 1, 4096, 1)
+
+    @property
+    def first_stage(self) -> JointSettings:
+        """Those of the stage that trains heads alone."""
+        return replace(self, passes=self.heads_passes, lr=self.heads_lr)
 
 
 @dataclass(frozen=True)

@@ -22,14 +22,15 @@ from accelerate.utils import reduce
 from torch import Tensor
 
 from medusa_viz.training.objectives import Terms, head_weights
+from medusa_viz.training.run_folder import (
+    LOG_NAME,
+    TrainingError,
+    changed_settings,
+    checkpoint_of,
+    read_checkpoint,
+    refuse_changed,
+)
 from medusa_viz.training.settings import TrainSettings
-
-CHECKPOINT_NAME = "checkpoint.pt"
-LOG_NAME = "log.jsonl"
-
-
-class TrainingError(RuntimeError):
-    """A run that cannot start or go on; the message is one sentence."""
 
 
 class Stopped(TrainingError):
@@ -85,7 +86,7 @@ class Trainer:
         self._pass, self._order = -1, np.empty(0, np.int64)
         self.steps_per_pass = math.ceil(task.units / task.units_per_step)
         self.total_steps = self.steps_per_pass * settings.passes
-        self.checkpoint = folder / (CHECKPOINT_NAME if stage == 1 else f"checkpoint-stage{stage}.pt")
+        self.checkpoint = checkpoint_of(folder, stage)
 
     def run(self, after_pass: Callable[[int], dict | None] = lambda number: None,
             progress: Callable[[int, int, dict], None] = lambda step, total, line: None,
@@ -180,13 +181,11 @@ class Trainer:
         """Go on from the folder's checkpoint; False where there is none. Refuses one of other data or settings."""
         if not self.checkpoint.is_file():
             return False
-        saved = torch.load(self.checkpoint, map_location=self.device, weights_only=True)
-        changed = [name for name, value in self.settings.decisive.items() if saved["settings"].get(name) != value]
+        saved = read_checkpoint(self.checkpoint, self.device)
+        changed = changed_settings(saved, self.settings)
         if saved["material"] != self.task.fingerprint:
             changed.append("the data or the model")
-        if changed:
-            raise TrainingError(f"The checkpoint in {self.folder} was made with other settings ({', '.join(changed)}); "
-                                "repeat those of its run, or choose another folder.")
+        refuse_changed(self.folder, changed)
         self.task.load_state(saved["task"])
         self.optimizer.load_state_dict(saved["optimizer"])
         self.step, self.seconds = saved["step"], saved["seconds"]
@@ -208,13 +207,6 @@ class Trainer:
         if self.processes.is_main_process:
             kept = [line for line in self.log_lines() if line["step"] <= self.before + self.step]
             (self.folder / LOG_NAME).write_text("".join(json.dumps(line) + "\n" for line in kept))
-
-
-def stored_precision(folder: Path) -> str | None:
-    """The precision that the unfinished run in a folder was begun with; None where there is no checkpoint."""
-    for path in sorted(folder.glob("checkpoint*.pt")):
-        return torch.load(path, map_location="cpu", weights_only=True).get("precision")
-    return None
 
 
 def schedule(step: int, total: int, warmup: int) -> float:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-from pathlib import Path
 
 from medusa_viz.models.presets import REPOSITORY
 
@@ -17,36 +15,30 @@ COLUMNS = (("tokens/s", "tokens_per_second", "{:.1f}"), ("ms/token", "ms_per_tok
 
 def add_parser(commands: argparse._SubParsersAction) -> None:
     """Add `bench` to the command line; its `run` is in the parsed arguments."""
-    from medusa_viz.cli import add_model_options
+    from medusa_viz.cli import add_json_option, add_measuring_options, add_model_options
 
     parser = commands.add_parser(
         "bench", help="measure tokens per second of plain decoding, Medusa and transformers",
         description="Greedy decoding of the same prompts by every method in turn, after a warm-up. Prefill and decode "
                     "are timed apart, and every text is compared with plain greedy's.")
-    parser.add_argument("--prompts", type=Path, default=PROMPTS, metavar="FILE.jsonl",
-                        help='JSON lines {"prompt": …, "kind": …} (default: the eight that ship with the project)')
     parser.add_argument("--methods", default="plain,medusa,transformers", help="comma-separated (default: %(default)s)")
     parser.add_argument("--tree", default="sparse:8", help="Medusa's tree: chain:3, dense:3,2,1, sparse:8, "
                         "dynamic:8 or a tree file (default: %(default)s)")
-    parser.add_argument("--max-new-tokens", type=int, default=96, help="(default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=3, help="times every prompt is decoded (default: %(default)s)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result to this file")
+    add_measuring_options(parser, max_new_tokens=96, rounds=3)
+    add_json_option(parser)
     add_model_options(parser)
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> None:
     """Run the command; faults are ValueErrors of one sentence."""
+    from medusa_viz.cli import write_json
     from medusa_viz.tuning import bench
 
     prompts, names = bench.read_prompts(options.prompts), bench.parse_methods(options.methods)
-    for name in ("rounds", "max_new_tokens"):
-        if getattr(options, name) < 1:
-            raise bench.BenchError(f"--{name.replace('_', '-')} is {getattr(options, name)}; it must be 1 or more.")
     result = _measure(options, prompts, names)
     print(table(result))
-    if options.json:
-        options.json.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", "utf-8")
+    write_json(options, result)
 
 
 def _measure(options: argparse.Namespace, prompts: list, names: list[str]) -> dict:

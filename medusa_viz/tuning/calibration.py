@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, Self, TypeVar
 
 import numpy as np
 
@@ -20,12 +20,32 @@ FINGERPRINT_DIGITS = 16
 
 
 class Replies(Protocol):
-    """What `ranking.Sequences` says, and the split [replies] of each, 0 or 1."""
+    """What `ranking.Sequences` says, and of each reply its temperature (0 is greedy) and its split (0 training, 1 held
+    out)."""
 
+    name: str
     ids: np.ndarray
     offsets: np.ndarray
     reply_start: np.ndarray
+    temperature: np.ndarray
     split: np.ndarray
+
+    def select(self, chosen: np.ndarray) -> Self:
+        """The replies for which `chosen` (bool [replies]) is True."""
+
+
+R = TypeVar("R", bound=Replies)
+
+
+def greedy_training(replies: R) -> R:
+    """What a tree may be chosen by: the greedy replies of the training split, since the held-out ones are for judging
+    alone; all greedy ones where there is no training split. Raises ValueError where none is greedy."""
+    training = replies.split == 0
+    chosen = (replies.temperature == 0) & (training | ~training.any())
+    if not chosen.any():
+        kind = "greedy reply of the training split" if training.any() else "greedy reply"
+        raise ValueError(f"{replies.name} holds no {kind}, and only greedy text can be replayed.")
+    return replies.select(chosen)
 
 
 def calibrating(engine: Engine, replies: Replies, about: dict | None = None) -> Job[Calibration]:
@@ -70,13 +90,13 @@ def known_of(source: str, module: MedusaHeads) -> Calibration | None:
     return known if known.about.get("heads_fingerprint") == heads_fingerprint(module) else None
 
 
-def table_for(path: Path, module: MedusaHeads) -> tuple[Calibration, list[str]]:
-    """A rank table named by a person, and a note where it may be of other heads. Raises ValueError in one sentence."""
-    known = load(path)
+def notes_on(known: Calibration, path: Path, module: MedusaHeads) -> list[str]:
+    """A note where a rank table that a person named may be of other heads. Raises ValueError in one sentence where it
+    cannot be of these."""
     if known.table.ranks.shape[1] != module.heads:
         raise ValueError(f"{path} ranks {known.table.ranks.shape[1]} heads, but there are {module.heads}.")
     same = known.about.get("heads_fingerprint") in (None, heads_fingerprint(module))
-    return known, [] if same else [f"{path.name} was made with other heads ({known.about.get('heads', 'unnamed')})"]
+    return [] if same else [f"{path.name} was made with other heads ({known.about.get('heads', 'unnamed')})"]
 
 
 def facts_of(engine: Engine, known: Calibration | None = None, latency: Latency | None = None) -> Facts:

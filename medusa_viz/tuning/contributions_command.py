@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-from pathlib import Path
 
 from medusa_viz.models.presets import MEDUSA2
 
@@ -14,24 +12,20 @@ HEADER = ("", "nodes", "tokens/step", "overhead", "speedup", "tokens/s", "perple
 
 def add_parser(commands: argparse._SubParsersAction) -> None:
     """Add `contributions` to the command line; its `run` is in the parsed arguments."""
-    from medusa_viz.cli import add_model_options
-    from medusa_viz.tuning.bench_command import PROMPTS
+    from medusa_viz.cli import add_json_option, add_measuring_options, add_model_options
 
     parser = commands.add_parser(
         "contributions", help="measure what heads, trees and joint training add",
         description="Plain decoding, a chain, a dense tree, an optimised tree of as many nodes, Medusa-2, and direct "
                     "joint training, all greedy, by turns on the same prompts.")
-    parser.add_argument("--prompts", type=Path, default=PROMPTS, metavar="FILE.jsonl",
-                        help='JSON lines {"prompt": …} (default: the eight that ship with the project)')
     parser.add_argument("--medusa2", default=MEDUSA2.name, metavar="HEADS", help="preset, or folder of heads with an "
                         "adapter for the model; 'none' leaves the line out (default: %(default)s)")
     parser.add_argument("--direct", default="none", metavar="HEADS", help="folder of heads and adapter trained by the "
                         "recipe direct (default: %(default)s)")
     parser.add_argument("--top-s", default="2,3", help="the dense tree; the optimised ones get as many nodes "
                         "(default: %(default)s, the paper's figure 2)")
-    parser.add_argument("--max-new-tokens", type=int, default=96, help="(default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=1, help="times every prompt is decoded (default: %(default)s)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result to this file")
+    add_measuring_options(parser, max_new_tokens=96, rounds=1)
+    add_json_option(parser)
     add_model_options(parser)
     parser.set_defaults(run=run)
 
@@ -45,9 +39,6 @@ def run(options: argparse.Namespace) -> None:
     from medusa_viz.tuning import bench, contributions
 
     prompts = bench.read_prompts(options.prompts)
-    for name in ("rounds", "max_new_tokens"):
-        if getattr(options, name) < 1:
-            raise bench.BenchError(f"--{name.replace('_', '-')} is {getattr(options, name)}; it must be 1 or more.")
     try:
         top_s = [int(part) for part in options.top_s.split(",")]
     except ValueError:
@@ -63,8 +54,7 @@ def run(options: argparse.Namespace) -> None:
     with tqdm(total=options.rounds * len(prompts) * len(found), unit="run", file=sys.stderr) as bar:
         result = contributions.measure(found, prompts, options.max_new_tokens, options.rounds, bar.update)
     print(table(result))
-    if options.json:
-        options.json.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", "utf-8")
+    cli.write_json(options, result)
 
 
 def table(result: dict) -> str:

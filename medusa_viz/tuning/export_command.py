@@ -72,15 +72,19 @@ def _tree(options: argparse.Namespace) -> tuple[TreeShape, list[str]]:
 def _facts(options: argparse.Namespace) -> Facts:
     """What the heads' files say, without a backbone."""
     from medusa_viz.models import checkpoints
-    from medusa_viz.tuning.calibration import known_of, table_for
+    from medusa_viz.tuning import accuracy
+    from medusa_viz.tuning.calibration import known_of, notes_on
     from medusa_viz.tuning.specs import Facts
 
     preset = PRESETS.get(options.model)
     if not (options.heads or preset):
         raise ValueError(f"The tree {options.tree} needs Medusa heads: name them with --heads (a folder or file).")
+    known = accuracy.load(options.ranks) if options.ranks else None
     loaded = checkpoints.load(options.heads or heads_folder(preset))
     module = loaded.module
-    known = table_for(options.ranks, module)[0] if options.ranks else known_of(loaded.source, module)
+    for note in notes_on(known, options.ranks, module) if known else []:
+        print(f"note: {note}", file=sys.stderr)
+    known = known or known_of(loaded.source, module)
     rows = module.draft_ids if module.draft_ids is not None else module.output[0] if module.output is not None else ()
     return Facts(module.heads, () if options.ranks else loaded.config.accuracy, known.table if known else None,
                  temperatures=known.temperatures if known else (), **({"choices": len(rows)} if len(rows) else {}))

@@ -136,34 +136,56 @@ class Built:
 _SPEC = re.compile(r"([a-z-]+)(?::([a-z0-9_,]+))?(?:@([0-9,]+))?(?:#([0-9]+))?", re.ASCII)
 
 
-def build(spec: str, facts: Facts) -> Built:
-    """Tree from a short spec: `plain`, `chain`, `chain:3`, `dense:3,2,1`, `published:NAME`, or a builder of BUILDERS
-    with a budget of nodes, walls and a seed: `sparse:16`, `joint:16@4,3,2,2`, `random-sparse:16#7`. Raises TreeError.
-    """
+@dataclass(frozen=True)
+class Spec:
+    """A spec taken apart. `name` is a published tree's; `walls` holds top-s per head, or None."""
+
+    kind: str
+    name: str = ""
+    numbers: tuple[int, ...] = ()
+    walls: tuple[int, ...] | None = None
+    seed: int = 0
+
+
+def parse(spec: str) -> Spec:
+    """What a spec says, before any heads are known: `plain`, `chain`, `chain:3`, `dense:3,2,1`, `published:NAME`, or a
+    builder of BUILDERS with a budget of nodes, walls and a seed: `sparse:16`, `joint:16@4,3,2,2`, `random-sparse:16#7`.
+    Raises TreeError."""
     found = _SPEC.fullmatch(spec)
     if not found:
         raise TreeError(f"{spec!r:.60} is no tree: use {EXAMPLES}, or a file of paths.")
     kind, argument, within, seed = (part or "" for part in found.groups())
     if kind == "published" and not (within or seed):
-        return _published(argument, facts)
+        if argument not in published():
+            raise TreeError(f"No published tree is called '{argument}'; there are {', '.join(published())}.")
+        return Spec(kind, argument)
     numbers, walls = _numbers(spec, argument), _numbers(spec, within)
     builder = BUILDERS.get(kind)
     if (within or seed) and not (builder and (builder.seeded or not seed)):
         raise TreeError(f"'{spec}' is no tree: walls after @ go with {', '.join(BUILDERS)}, a seed after # with the "
                         "random ones.")
-    if kind == "plain" and not numbers:
+    counts = {"plain": (0,), "chain": (0, 1), "sequoia": (0, 1)}.get(kind, (1,) if builder else ())
+    if not (len(numbers) in counts or (kind == "dense" and numbers)):
+        raise TreeError(f"'{spec}' is no tree: use {EXAMPLES}, or a file of paths.")
+    return Spec(kind, "", numbers, walls or None, int(seed or 0))
+
+
+def build(spec: str, facts: Facts) -> Built:
+    """The tree of a spec for these heads. Raises TreeError."""
+    said = parse(spec)
+    if said.kind == "published":
+        return fitted(published()[said.name], facts.heads)
+    if said.kind == "plain":
         return Built(dense([]))
-    if kind == "chain" and len(numbers) <= 1:
-        return Built(dense([1] * _depth(numbers[0] if numbers else facts.heads, facts, spec)))
-    if kind == "dense" and numbers:
-        return _dense(numbers, facts, spec)
-    if kind in BUILDERS and len(walls) > facts.heads:
-        raise TreeError(f"The tree {spec} has walls for {len(walls)} heads, but the model has {facts.heads}.")
-    if kind == "sequoia" and not argument:
-        return _sized(facts, tuple(walls) or None)
-    if kind in BUILDERS and len(numbers) == 1:
-        return of_budget(kind, facts, numbers[0], tuple(walls) if within else None, int(seed or 0))
-    raise TreeError(f"'{spec}' is no tree: use {EXAMPLES}, or a file of paths.")
+    if said.kind == "chain":
+        return Built(dense([1] * _depth(said.numbers[0] if said.numbers else facts.heads, facts, spec)))
+    if said.kind == "dense":
+        return _dense(said.numbers, facts, spec)
+    if len(said.walls or ()) > facts.heads:
+        raise TreeError(f"The tree {spec} has walls for {len(said.walls)} heads, but the model has {facts.heads}.")
+    if not said.numbers:
+        return _sized(facts, said.walls)
+    return of_budget(said.kind, facts, said.numbers[0], said.walls, said.seed)
 
 
 def of_budget(name: str, facts: Facts, budget: int, walls: Sequence[int] | None = None, seed: int = 0) -> Built:
@@ -206,12 +228,6 @@ def _need(spec: str, needs: Sequence[str], facts: Facts) -> None:
         raise TreeError(f"The tree {spec} {why}.")
 
 
-def _published(name: str, facts: Facts) -> Built:
-    if name not in published():
-        raise TreeError(f"No published tree is called '{name}'; there are {', '.join(published())}.")
-    return fitted(published()[name], facts.heads)
-
-
 def fitted(shape: TreeShape, heads: int) -> Built:
     """The part of a shape that so many heads can draft, and a note where that is not all of it."""
     if shape.height <= heads:
@@ -222,16 +238,16 @@ def fitted(shape: TreeShape, heads: int) -> Built:
                         f"node{'s' * (lost > 1)} below depth {heads} {'are' if lost > 1 else 'is'} left out"])
 
 
-def _dense(top_s: list[int], facts: Facts, spec: str) -> Built:
+def _dense(top_s: Sequence[int], facts: Facts, spec: str) -> Built:
     _depth(len(top_s), facts, spec)
     if sum(dense_nodes(top_s)) > MAX_NODES:
         raise TreeError(f"The tree {spec} has {sum(dense_nodes(top_s)):,} nodes; {MAX_NODES:,} are the limit.")
     return Built(dense(top_s))
 
 
-def _numbers(spec: str, text: str) -> list[int]:
+def _numbers(spec: str, text: str) -> tuple[int, ...]:
     try:
-        return [int(part) for part in text.split(",")] if text else []
+        return tuple(int(part) for part in text.split(",")) if text else ()
     except ValueError:
         raise TreeError(f"'{spec:.60}' is no tree: after the colon stand whole numbers, as in dense:3,2,1.") from None
 

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from medusa_viz.models.presets import PRESETS, REPOSITORY
-
 if TYPE_CHECKING:
     from medusa_viz.decoding.engine import Engine
     from medusa_viz.training.data import Replies
@@ -37,8 +35,8 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
                        "file with one prompt a line; the model replies to them first")
     texts.add_argument("--replies", type=Path, metavar="FILE.npz", help="token file of replies (default: the model's "
                        "greedy replies that ship with the project)")
-    parser.add_argument("--split", choices=("all", "train", "held_out"), default="all", help="which replies to take "
-                        "(default: %(default)s)")
+    parser.add_argument("--split", choices=("all", "train", "held_out"), default="train", help="which replies to take: "
+                        "trees are built from train, and judged on held_out (default: %(default)s)")
     parser.add_argument("--max-new-tokens", type=positive, default=256, help="most tokens of a reply to --prompts "
                         "(default: %(default)s)")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE.npz", help="rank table to write")
@@ -62,18 +60,26 @@ def run(options: argparse.Namespace) -> None:
     else:
         replies = _read(options, splits)
         engine = load_engine(options)
-    _measure(options, engine, replies)
+    own_text = bool(options.prompts or options.replies or not engine.loaded.adapter)
+    if not own_text:
+        print("note: the replies that ship are the original backbone's, which the adapter of these heads changes: "
+              "--prompts ranks replies of its own", file=sys.stderr)
+    _measure(options, engine, replies, {} if own_text else {"own_text": False})
 
 
 def _read(options: argparse.Namespace, splits: list[int]) -> Replies:
-    """Replies of the wanted split: those named, else the model's own that ship with the project."""
-    from medusa_viz.training import data
+    """Greedy replies of the wanted split: of those named, else of those that ship for the model's backbone."""
+    from medusa_viz.training import data, own_text
 
-    path = options.replies or shipped_replies(options.model)
+    path = options.replies or own_text.shipped_file(options.model)
+    if path is None:
+        raise ValueError(f"No replies of {options.model} ship with the project; name with --replies a token file of "
+                         "its own, which `distill` writes.")
     replies = data.load([path])
-    chosen = replies.select(np.isin(replies.split, splits))
+    chosen = replies.select(np.isin(replies.split, splits) & (replies.temperature == 0))
     if not len(chosen):
-        raise ValueError(f"{path} holds no reply of the split {options.split}.")
+        of_split = "" if options.split == "all" else f" of the split {options.split}"
+        raise ValueError(f"{path} holds no greedy reply{of_split}, and only greedy text can be replayed.")
     return chosen
 
 
@@ -92,10 +98,11 @@ def _write(engine: Engine, asked: list[Prompt], settings: DistilSettings, name: 
     return written.replies_of(shelf.entries, source.kinds, source.name)
 
 
-def _measure(options: argparse.Namespace, engine: Engine, replies: Replies) -> None:
+def _measure(options: argparse.Namespace, engine: Engine, replies: Replies, more: dict) -> None:
+    """`more` are facts to keep with the table."""
     from medusa_viz.tuning import accuracy, ranking
 
-    about = {"model": engine.title, "heads": Path(engine.loaded.source).name, "replies": replies.name,
+    about = {**more, "heads": Path(engine.loaded.source).name, "replies": replies.name,
              "fingerprint": replies.fingerprint, "split": options.split, "draft_rows": engine.drafter.choices,
              "kept_ranks": ranking.KEPT_RANKS, "intervals": accuracy.INTERVALS}
     known = calibrate(engine, replies, about)
@@ -121,17 +128,6 @@ def calibrate(engine: Engine, replies: Replies, about: dict) -> Calibration:
         raise ValueError(f"{replies.name} holds id {replies.ids.max()}, but {engine.title} has "
                          f"{engine.backbone.vocab_size:,} tokens: the replies are another model's.")
     return shown(calibrating(engine, replies, about))
-
-
-def shipped_replies(model: str) -> Path:
-    """The token file of a model's own replies that ships with the project."""
-    preset = PRESETS.get(model)
-    name = preset.weights if preset else model  # an adapted preset is judged on the replies of its original
-    path = REPOSITORY / "assets" / "prompts" / f"replies-{name}.npz"
-    if not path.is_file():
-        raise ValueError(f"No replies of {model} ship with the project; name with --replies a token file of its own, "
-                         "which `distill` writes.")
-    return path
 
 
 def report(measured: Accuracy, rates: list[Rate], replies: int, prompts: int) -> str:

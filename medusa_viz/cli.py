@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from tempfile import TemporaryFile
 from time import perf_counter
@@ -106,12 +106,17 @@ def positive(text: str) -> int:
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
     """--model, --heads, --device, --dtype, --compile: what every command that loads a model takes."""
-    parser.add_argument("--model", default=DEFAULT_PRESET.name, help="preset, folder or hub id (default: %(default)s)")
-    parser.add_argument("--heads", default="", help="folder, file or hub id (default: the model's own)")
+    add_heads_options(parser)
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1 (default: %(default)s)")
     parser.add_argument("--dtype", default="auto", help="auto, fp32, bf16, fp16, 8bit, 4bit (default: %(default)s)")
     parser.add_argument("--compile", action="store_true", help="on CUDA, replay each step as a graph of fused kernels; "
                         "compiling takes minutes at the first load")
+
+
+def add_heads_options(parser: argparse.ArgumentParser) -> None:
+    """--model, --heads: which heads are meant."""
+    parser.add_argument("--model", default=DEFAULT_PRESET.name, help="preset, folder or hub id (default: %(default)s)")
+    parser.add_argument("--heads", default="", help="folder, file or hub id (default: the model's own)")
 
 
 def add_measuring_options(parser: argparse.ArgumentParser, max_new_tokens: int, rounds: int, of: str = "") -> None:
@@ -190,7 +195,7 @@ def load_engine(options: argparse.Namespace) -> Engine:
 def tree_from(spec: str, engine: Engine) -> Tree:
     """A tree from a spec of `tuning.specs` or a file in any format of `tuning.formats`, notes on standard error."""
     from medusa_viz.tuning import measure_latency
-    from medusa_viz.tuning.calibration import facts_of, known_of
+    from medusa_viz.tuning.calibration import facts_of, known_here
     from medusa_viz.tuning.specs import build, fitted
 
     if names_file(spec):
@@ -198,11 +203,8 @@ def tree_from(spec: str, engine: Engine) -> Tree:
         built = fitted(found.shape, engine.drafter.heads)
         notes = [*found.notes, *built.notes]
     else:
-        known = known_of(engine.loaded.source, engine.drafter.module)
-        facts = facts_of(engine, known, measure_latency.stored(engine) if spec.startswith("sequoia") else None)
-        if len(engine.accuracy):
-            facts = replace(facts, accuracy=engine.accuracy)
-        built = build(spec, facts)
+        times = measure_latency.stored(engine) if spec.startswith("sequoia") else None
+        built = build(spec, facts_of(engine, known_here(engine), times))
         notes = built.notes
     for note in notes:
         print(f"note: {note}", file=sys.stderr)

@@ -12,6 +12,7 @@ from tiny import VOCAB, backbone, plain_greedy, prompt, random_drafter
 
 from medusa_viz.cli import main
 from medusa_viz.models.heads import Drafter, MedusaHeads
+from medusa_viz.training import own_text
 from medusa_viz.training.data import Replies
 from medusa_viz.tuning import accuracy, ranking
 from medusa_viz.tuning.builders import sparse
@@ -216,7 +217,7 @@ def command(monkeypatch, tmp_path):
     of = backbone()
     codec = SimpleNamespace(encode_prompt=lambda text: [1, 2, *(byte % VOCAB for byte in text.encode())])
     engine = SimpleNamespace(backbone=of, drafter=random_drafter(of, 3), title="tiny", codec=codec,
-                             loaded=SimpleNamespace(source="/somewhere/heads"))
+                             loaded=SimpleNamespace(source="/somewhere/heads", adapter=None))
     monkeypatch.setattr("medusa_viz.cli.load_engine", lambda options: engine)
 
     def run(*words):
@@ -233,7 +234,7 @@ def save_replies(path, replies: Replies) -> None:
 def test_the_command_ranks_replies_and_says_what_it_found(command, tmp_path, capsys):
     replies = random_replies((30, 9, 17, 22, 25), (6, 3, 2, 3, 4), split=[0, 1, 1, 0, 1])
     save_replies(tmp_path / "r.npz", replies)
-    assert command.run("--replies", tmp_path / "r.npz") == 0
+    assert command.run("--replies", tmp_path / "r.npz", "--split", "all") == 0
     known = accuracy.load(command.out)
     table, prompts = known.table, known.prompts
     whole = ranking.rank_replies(command.engine.backbone, command.engine.drafter, replies)
@@ -245,6 +246,36 @@ def test_the_command_ranks_replies_and_says_what_it_found(command, tmp_path, cap
     assert "bootstrap" in shown and "tokens per step" in shown and f"{table.lengths.sum() - 5:,}" in shown
     assert command.run("--replies", tmp_path / "r.npz", "--split", "held_out") == 0
     assert np.array_equal(accuracy.load(command.out).table.ranks, subset(table, replies.split == 1).ranks)
+
+
+def test_by_itself_the_command_ranks_greedy_replies_of_the_training_split(command, tmp_path, capsys):
+    replies = random_replies((30, 9, 17, 22, 25), (6, 3, 2, 3, 4), split=[0, 1, 0, 0, 1])
+    replies.temperature[2:] = 0.7  # sampled text cannot be replayed
+    save_replies(tmp_path / "r.npz", replies)
+    assert command.run("--replies", tmp_path / "r.npz") == 0
+    assert accuracy.load(command.out).table.lengths.tolist() == [24]
+    assert command.run("--replies", tmp_path / "r.npz", "--split", "held_out") == 0
+    assert accuracy.load(command.out).table.lengths.tolist() == [6]
+    replies.temperature[:] = 1
+    save_replies(tmp_path / "r.npz", replies)
+    capsys.readouterr()
+    for words, said in (((), "r.npz holds no greedy reply of the split train, and only"),
+                        (("--split", "all"), "r.npz holds no greedy reply, and only greedy text can be replayed.")):
+        assert command.run("--replies", tmp_path / "r.npz", *words) == 2
+        assert said in capsys.readouterr().err
+
+
+def test_replies_of_the_original_backbone_are_noted_as_such(command, tmp_path, capsys, monkeypatch):
+    save_replies(tmp_path / "r.npz", random_replies())
+    monkeypatch.setattr(own_text, "shipped_file", lambda model: tmp_path / "r.npz")
+    assert command.run() == 0
+    assert "own_text" not in accuracy.load(command.out).about and "adapter" not in capsys.readouterr().err
+    command.engine.loaded.adapter = tmp_path
+    assert command.run() == 0
+    assert accuracy.load(command.out).about["own_text"] is False
+    assert "original backbone's, which the adapter of these heads changes" in capsys.readouterr().err
+    assert command.run("--replies", tmp_path / "r.npz") == 0
+    assert "own_text" not in accuracy.load(command.out).about
 
 
 def test_the_command_writes_replies_to_prompts_first(command, tmp_path):
@@ -263,7 +294,7 @@ def test_the_command_refuses_what_it_cannot_measure(command, tmp_path, capsys):
     foreign.ids[3] = VOCAB
     save_replies(tmp_path / "foreign.npz", foreign)
     for words, message in (((), "No replies of tiny ship"), (("--replies", tmp_path / "none.npz"), "is no token file"),
-                           (("--replies", tmp_path / "r.npz", "--split", "held_out"), "no reply of the split"),
+                           (("--replies", tmp_path / "r.npz", "--split", "held_out"), "no greedy reply of the split"),
                            (("--replies", tmp_path / "foreign.npz"), "another model's")):
         assert command.run(*words) == 2
         error = capsys.readouterr().err.strip()
@@ -275,7 +306,7 @@ def test_the_command_reads_its_files_before_it_loads_a_model(command, tmp_path, 
     monkeypatch.setattr("medusa_viz.cli.load_engine", lambda options: pytest.fail("loaded"))
     save_replies(tmp_path / "r.npz", random_replies())
     for words, message in ((("--replies", tmp_path / "none.npz"), "is no token file"), ((), "No replies of tiny ship"),
-                           (("--replies", tmp_path / "r.npz", "--split", "held_out"), "no reply of the split"),
+                           (("--replies", tmp_path / "r.npz", "--split", "held_out"), "no greedy reply of the split"),
                            (("--prompts", tmp_path / "none.txt"), "cannot be read"),
                            (("--max-new-tokens", "0"), "--max-new-tokens: 0 is no whole number of 1 or more")):
         assert command.run(*words) == 2

@@ -13,7 +13,7 @@ from tiny import VOCAB, backbone, plain_text, prompt
 from medusa_viz.cli import main
 from medusa_viz.decoding.check import equals_greedy
 from medusa_viz.decoding.settings import SettingsError
-from medusa_viz.training import data, distil_command, prompts, written
+from medusa_viz.training import data, distil, distil_command, prompts, written
 from medusa_viz.training.data import DataError
 from medusa_viz.training.distil import FromPrompts, SelfWritten, Shelf, write
 from medusa_viz.training.distil_settings import DistilSettings
@@ -106,6 +106,34 @@ def test_a_text_that_was_written_before_stays_out():
     source = FromPrompts([Prompt("one"), Prompt("one")], lambda text: [1, 2, 9], of, settings, "list")
     shelf = distilled(source, settings, of)
     assert len(shelf.entries) == 1 and shelf.dropped == {"written before": 1}
+
+
+@pytest.mark.parametrize("synthesised", [False, True])
+def test_a_run_whose_texts_are_all_dropped_ends_and_says_why(monkeypatch, synthesised):
+    monkeypatch.setattr(distil, "MOST_DROPPED", 12)
+    of, settings = backbone(), DistilSettings(tokens=5_000, max_new_tokens=8, turn_tokens=4, temperatures="0:1,0.001:1")
+    endless = TurnFrame((1, 2, 3), (VOCAB, 6, 7))  # no model says a token behind its vocabulary
+    source = SelfWritten(endless, of, settings) if synthesised else prompted(settings, of)
+    why = "user turn without an end: 12" if synthesised else "written before: 12"
+    shelf, texts = Shelf(source, settings.tokens), []
+    with pytest.raises(DataError, match=rf"the last 12 texts were all unfit \({why}\)"):
+        for text, _ in write(of, source, settings, shelf, {}):
+            texts.append(text)
+    assert len(shelf.entries) == (0 if synthesised else 6) and len(texts) >= 12 + len(shelf.entries)
+    again = Shelf(source, settings.tokens)
+    for text in texts:
+        again.add(text)
+    with pytest.raises(DataError, match="the last 12"):  # a resumed run knows at once
+        next(write(of, source, settings, again, {text.number: text for text in texts}))
+
+
+def test_a_pass_that_has_an_end_goes_through_all_its_prompts(monkeypatch):
+    monkeypatch.setattr(distil, "MOST_DROPPED", 2)
+    settings = DistilSettings(loops="keep", max_new_tokens=8, temperatures="0")
+    listed = [Prompt(text) for text in ("one", "one", "one", "one", "another")]
+    source = FromPrompts(listed, lambda text: [1, 2, len(text)], backbone(), settings, "list")
+    shelf = distilled(source, settings, backbone())
+    assert shelf.complete and len(shelf.entries) == 2 and shelf.dropped == {"written before": 3}
 
 
 def test_the_mix_of_temperatures_has_its_shares_and_bad_ones_are_refused():
@@ -242,6 +270,17 @@ def test_a_run_stopped_by_ctrl_c_and_resumed_gives_the_same_bytes(command, tmp_p
     card = (tmp_path / "parts.json").read_text()
     assert str(tmp_path) not in card and json.loads(card)["reply_tokens"] >= 300
     assert command("parts.npz") == 2 and "exists already" in capsys.readouterr().err
+
+
+def test_what_is_written_stays_where_a_run_gives_up_and_can_be_made_the_file(command, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(distil, "MOST_DROPPED", 12)
+    words = ("--temperatures", "0:1,0.001:1", "--rows", "4")
+    assert command("few.npz", *words, "--tokens", "5000") == 2
+    said = capsys.readouterr().err.strip().splitlines()[-1]
+    assert "the last 12 texts were all unfit (written before: 12); --resume with --tokens " in said
+    written_so_far = said.split("--tokens ")[1].split()[0]
+    assert command("few.npz", *words, "--resume", "--tokens", written_so_far) == 0
+    assert data.load([tmp_path / "few.npz"]).is_reply.sum() == int(written_so_far) > 100
 
 
 def test_bad_options_are_one_sentence(command, tmp_path, capsys):

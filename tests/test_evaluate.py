@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 import torch
 
 from medusa_viz.decoding.tree import from_paths
 from medusa_viz.models.heads import Drafter, MedusaHeads
+from medusa_viz.models.presets import heads_folder, shipped
 from medusa_viz.training import evaluate, hidden, objectives
-from medusa_viz.tuning import builders
-from medusa_viz.tuning.replay import NOT_RANKED, RankTable, replay
-from tests.tiny_training import VOCAB, WIDTH, random_replies, tiny_backbone
+from medusa_viz.tuning import accuracy, builders
+from medusa_viz.tuning.replay import NOT_RANKED, RankTable, replay, subset
+from tests.tiny_training import VOCAB, WIDTH, random_replies, replies_of, tiny_backbone
 
 
 def test_ranks_and_accuracy_equal_a_plain_count(tmp_path):
@@ -79,14 +82,39 @@ def test_scores_are_given_per_source_and_for_greedy_replies_alone(tmp_path):
     backbone, replies = tiny_backbone(), random_replies()
     states = hidden.hidden_states(backbone, replies, tmp_path, torch.float32)
     rows = objectives.output_rows(backbone.lm_head, None, torch.float32)
-    scores = evaluate.evaluate(evaluate.rank_table(MedusaHeads(2, WIDTH), rows, states, replies), replies)
+    table = evaluate.rank_table(MedusaHeads(2, WIDTH), rows, states, replies)
+    scores, greedy = evaluate.evaluate(table, replies), replies.temperature == 0
     assert set(scores) == {"all", "self-synthesised", "written prompts", "all, greedy", "self-synthesised, greedy",
                            "written prompts, greedy"}
     assert scores["all"].tokens_per_step == {} and scores["all, greedy"].tokens_per_step["63"] >= 1
     assert scores["all"].replies == 12 and scores["all, greedy"].replies == 8
+    known = accuracy.cross_replay(subset(table, greedy), np.arange(8) % 2 == 1, evaluate.REPLAYED_NODES)
+    assert list(scores["all, greedy"].tokens_per_step.values()) == [one.tokens_per_step for one in known]
     shipped = evaluate.table_to_ship({name: score.accuracy for name, score in scores.items()})
     mean = np.mean([scores["self-synthesised, greedy"].accuracy, scores["written prompts, greedy"].accuracy], axis=0)
     assert np.allclose(shipped, mean) and builders.sparse(shipped, 7).nodes == 7
+
+
+def test_a_tree_is_never_judged_on_replies_that_it_was_built_from():
+    """Replies to two prompts: rank 1 is right all along in one, rank 2 in the other."""
+    replies = replies_of([[0] * 12, [1] * 12, [0] * 12, [1] * 12], temperature=[0, 0, 0.7, 0])
+    ranks = np.repeat([[1, 1], [2, 2], [0, 0], [2, 2]], 10, axis=0).astype(np.uint8)
+    scores = evaluate.evaluate(RankTable(ranks, np.full(4, 10)), replies)
+    assert scores["all, greedy"].tokens_per_step["3"] == 1, "a tree of its own replies holds (1) and (2)"
+    assert scores["all, greedy"].replies == 3 and scores["all"].tokens_per_step == {}
+    alone = evaluate.evaluate(RankTable(ranks[:10], np.array([10])), replies.select(np.arange(4) == 0))
+    assert alone["all, greedy"].tokens_per_step == {}, "of one prompt nothing is known"
+    sampled = evaluate.evaluate(RankTable(ranks[20:30], np.array([10])), replies.select(np.arange(4) == 2))
+    assert set(sampled) == {"all", "self-synthesised"} and sampled["all"].accuracy[0][0] == 1
+
+
+@pytest.mark.parametrize("preset", shipped(), ids=lambda preset: preset.name)
+def test_shipped_heads_promise_no_figure_of_trees_that_were_built_from_the_judged_replies(preset):
+    card = (heads_folder(preset) / "README.md").read_text()
+    trained = json.loads((heads_folder(preset) / "config.json").read_text())["trained"]
+    _, _, flattered = card.partition("which stems from these same replies")
+    table = flattered.partition("\n## ")[0]
+    assert not any(f"{rate:.3f}" in table for rate in trained.get("tokens_per_step", {}).values())
 
 
 def test_same_choice_counts_the_reply_tokens_whose_first_choice_stayed():

@@ -12,7 +12,7 @@ from test_tree import HOSTILE
 from tiny import MC_SIM_7B_63, random_shape
 
 from medusa_viz.decoding.tree import TreeError, dense, from_paths
-from medusa_viz.tuning.formats import FORMATS, export, packed_rows, read, sglang_pool
+from medusa_viz.tuning.formats import FORMATS, export, read, sglang_pool
 from medusa_viz.tuning.published_trees import published
 
 U = from_paths([[0], [1], [0, 0], [0, 1], [1, 0], [1, 1]])
@@ -44,7 +44,8 @@ def test_a_uniform_tree_in_every_format():
 def test_an_uneven_tree_is_said_to_be_beyond_some_engines():
     vllm = export(N, "vllm")
     assert not vllm.expressible and vllm.text == "" and "cannot express" in vllm.notes[0]
-    assert packed_rows(N) == [[1], [3], [5], [11]]
+    bits = 1 << np.arange(len(N.mask))  # as TensorRT-LLM packs it: bit j of a row is set where it sees row j
+    assert (N.mask * bits).sum(1).tolist() == [1, 3, 5, 11]
     sglang = export(N, "sglang")
     assert not sglang.exact and sglang.notes[-1].startswith("approximate")
     assert not export(N, "tgi").exact and "chain of depth 2" in export(N, "tgi").notes[-1]
@@ -62,14 +63,6 @@ def test_sglang_draws_from_a_pool():
     assert [sglang_pool(5, 4), sglang_pool(3, 1), sglang_pool(3, 4)] == [68, 3, 36]
     deep = export(dense([2, 2, 2]), "sglang")  # 14 nodes, but the pool holds 10
     assert deep.values["speculative_num_draft_tokens"] == 11 and not deep.exact
-
-
-def test_masks_are_packed_32_rows_to_a_word():
-    shape = published()["mc_sim_7b_63"]
-    packed = np.array(packed_rows(shape), np.int32).view(np.uint32)
-    assert packed.shape == (64, 2)
-    bits = (packed[:, :, None] >> np.arange(32, dtype=np.uint32) & 1).reshape(64, 64)
-    assert np.array_equal(bits.astype(bool), shape.mask)
 
 
 def test_limits_are_told():
@@ -120,6 +113,14 @@ def test_formats_are_recognised_by_their_looks():
         found = read(text)
         assert found.format == kind
         assert found.shape.fingerprint == (shape.fingerprint if shape else "7e63acaa76293e94")
+
+
+def test_settings_whose_count_is_not_the_trees_are_noted():
+    assert read('{"speculative_token_tree": "[(0,)]", "num_speculative_tokens": 1}').notes == []
+    assert read('{"speculative_token_tree": "[(0,)]"}').notes == []
+    found = read('{"speculative_token_tree": "[(0,)]", "num_speculative_tokens": 9}')
+    assert found.shape.nodes == 1 and found.notes == [
+        "num_speculative_tokens says 9, but the tree has 1 node, and is taken"]
 
 
 def test_leaves_are_closed_over_their_ancestors_and_it_is_said():

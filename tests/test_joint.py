@@ -16,12 +16,13 @@ from safetensors.torch import load_file
 from medusa_viz.decoding.settings import SettingsError
 from medusa_viz.models import adapter, backbone, checkpoints, device
 from medusa_viz.models.heads import MedusaHeads
-from medusa_viz.training import hidden, objectives, recipe
+from medusa_viz.training import evaluate, hidden, joint, objectives, recipe
 from medusa_viz.training.joint import JointTask
 from medusa_viz.training.run_folder import LOG_NAME, TrainingError
 from medusa_viz.training.settings import JointSettings, settings_for
+from medusa_viz.tuning import accuracy
 from tests import tiny
-from tests.tiny_training import VOCAB, WIDTH, job_in, random_replies, tiny_backbone
+from tests.tiny_training import SETTINGS, VOCAB, WIDTH, job_in, random_replies, tiny_backbone
 
 JOINT = JointSettings(layers=1, distill=0.5, batch=64, micro_batch=90, passes=2, heads_passes=2, warmup=2, lr=1e-2,
                       rank=2, alpha=4, log_every=1, checkpoint_every=2)
@@ -170,8 +171,11 @@ def test_an_adapter_of_another_model_is_refused_in_one_sentence(tmp_path):
         backbone.load(tmp_path / "model", device.choose("cpu", "fp32"), adapter=job.out)
 
 
-@pytest.mark.parametrize("at", [4, 9])
-def test_both_stages_resume_exactly(tmp_path, at):
+@pytest.mark.parametrize("first_is_best", [False, True])
+@pytest.mark.parametrize("at", [4, 8, 9, 12])
+def test_both_stages_resume_exactly(tmp_path, monkeypatch, at, first_is_best):
+    if first_is_best:
+        monkeypatch.setattr(recipe, "_merit", lambda line: (True, -line["pass"]))
     whole = job_in(tmp_path / "whole", settings=JOINT, name="medusa2")
     recipe.run(whole)
     steps = []
@@ -192,6 +196,73 @@ def test_both_stages_resume_exactly(tmp_path, at):
     assert logs[0] == logs[1]
 
 
+def kept_in(folder: Path) -> dict[str, bytes]:
+    """The files that other commands read."""
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix not in (".jsonl", ".pt")}
+
+
+@pytest.mark.parametrize("fault", [False, True])
+def test_a_second_stage_that_ends_before_its_first_pass_leaves_the_scored_heads_of_the_first(tmp_path, monkeypatch,
+                                                                                             fault):
+    plain, start, calls, before = joint.head_losses, JointTask.__init__, [], {}
+
+    def no_number(*arguments):
+        losses, hits = plain(*arguments)
+        calls.append(1)
+        return (losses * float("nan") if fault and len(calls) > 2 else losses), hits
+
+    def begun(*arguments):
+        before.update(kept_in(job.out))
+        start(*arguments)
+
+    monkeypatch.setattr(JointTask, "__init__", begun)
+    monkeypatch.setattr(joint, "head_losses", no_number)
+    job = job_in(tmp_path, settings=JOINT, name="medusa2", stopped=lambda: bool(calls) and not fault)
+    said = r"the heads of stage 1, pass \d are kept\.$" if fault else "--resume goes on"
+    with pytest.raises(TrainingError, match=said):
+        recipe.run(job)
+    assert kept_in(job.out) == before and accuracy.RANKS_NAME in before and not adapter.is_adapter(job.out)
+    assert checkpoints.load(job.out, WIDTH, VOCAB).config.accuracy
+
+
+def test_the_second_stage_starts_from_the_heads_that_the_first_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(recipe, "_merit", lambda line: (True, -line["pass"]))
+    start, seen = JointTask.__init__, []
+
+    def watched(task, backbone_, train, material, settings, module, dtype):
+        seen.append((module.weight.detach().clone(), checkpoints.load(job.out, WIDTH, VOCAB)))
+        start(task, backbone_, train, material, settings, module, dtype)
+
+    monkeypatch.setattr(JointTask, "__init__", watched)
+    job = job_in(tmp_path, settings=JOINT, name="medusa2")
+    recipe.run(job)
+    (weight, kept), = seen
+    assert kept.config.trained["passes_done"] == 1 and torch.equal(weight, kept.module.weight)
+    assert accuracy.load(job.out / accuracy.RANKS_NAME).about["own_text"] is False
+
+
+@pytest.mark.parametrize(("passes", "kept"), [
+    ([(1.02, 1.5), (1.08, 1.9)], 1), ([(1.08, 1.9), (1.02, 1.5)], 2), ([(1.08, 1.5), (1.05, 1.4)], 2),
+    ([(1.05, 1.4), (1.08, 1.9)], 1), ([(1.01, 1.5), (1.02, 1.6)], 2), ([(0.98, 1.7), (1.02, 1.6)], 1)])
+def test_a_pass_that_leaves_the_model_s_text_is_worse_than_any_that_does_not(tmp_path, monkeypatch, passes, kept):
+    perplexities, rates, plain = iter([2.0, *(2 * rise for rise, _ in passes)]), iter(passes), evaluate.evaluate
+
+    def scored(*arguments):
+        scores = plain(*arguments)
+        scores["all, greedy"].tokens_per_step["15"] = next(rates)[1]
+        return scores
+
+    monkeypatch.setattr(evaluate, "perplexity", lambda *_: next(perplexities))
+    monkeypatch.setattr(evaluate, "evaluate", scored)
+    said: list[str] = []
+    job = job_in(tmp_path, settings=replace(JOINT, heads_passes=0), name="medusa2", say=said.append)
+    recipe.run(job)
+    trained = checkpoints.load(job.out, WIDTH, VOCAB).config.trained
+    assert trained["passes_done"] == kept and trained["perplexity"]["after"] == 2 * passes[kept - 1][0]
+    words = [line for line in said if "perplexity" in line]
+    assert ["rose by more than 3%" in line for line in words] == [rise > 1.03 for rise, _ in passes]
+
+
 def test_the_sine_schedule_raises_lambda_from_nothing(tmp_path):
     task = joint_task(tmp_path, replace(JOINT, lambda0_schedule="sine"))
     assert task.lambda0(0) == 0 and task.lambda0(1) == pytest.approx(0.2)
@@ -208,30 +279,48 @@ def test_direct_is_joint_from_the_start_at_one_rate():
 def test_a_model_that_caps_its_logits_is_refused(tmp_path):
     capped = backbone.Backbone(tiny.model("gemma2", attention="eager"), device.choose("cpu", "fp32"), "capped")
     job = job_in(tmp_path, random_replies(), settings=replace(JOINT, heads_passes=0), backbone=capped, name="medusa2")
-    with pytest.raises(TrainingError, match="capped scales or caps its logits"):
+    with pytest.raises(TrainingError, match="capped scales or caps its logits, which joint training cannot follow"):
         recipe.run(job)
 
 
+def test_soft_targets_of_a_model_that_caps_its_logits_are_refused(tmp_path):
+    capped = backbone.Backbone(tiny.model("gemma2", attention="eager"), device.choose("cpu", "fp32"), "capped")
+    with pytest.raises(TrainingError, match=r"capped scales or caps its logits.* pass --distill 0\."):
+        recipe.run(job_in(tmp_path, settings=replace(SETTINGS, distill=0.5), backbone=capped))
+    recipe.run(job_in(tmp_path, settings=replace(SETTINGS, distill=0.0, passes=1), backbone=capped))
+
+
 WORKER = """
-import sys
+import os, sys
 from pathlib import Path
 from dataclasses import replace
+import torch
 from tests.test_joint import JOINT
 from tests.tiny_training import job_in
 from medusa_viz.training import recipe
+rank, decide = os.environ["RANK"], recipe._precision
+recipe.fast_dtype = lambda device: (torch.float32 if rank == "0" else torch.bfloat16, "it was made up")
+def decided(job, resume):
+    dtype = decide(job, resume)
+    Path(sys.argv[1] + rank).write_text(str(dtype))
+    return dtype
+recipe._precision = decided
 recipe.run(job_in(Path(sys.argv[1]), settings=replace(JOINT, passes=1, heads_passes=1), name="medusa2"))
 """
 
 
-def test_two_processes_train_what_one_trains(tmp_path):
+def test_two_processes_train_what_one_trains(tmp_path, monkeypatch):
+    monkeypatch.setattr(recipe, "fast_dtype", lambda device: (torch.float32, "it was made up"))
     (tmp_path / "worker.py").write_text(WORKER)
     alone = job_in(tmp_path / "alone", settings=replace(JOINT, passes=1, heads_passes=1), name="medusa2")
     recipe.run(alone)
     launched = subprocess.run(
-        [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2", "--num_machines", "1",
-         "--mixed_precision", "no", "--dynamo_backend", "no", str(tmp_path / "worker.py"), str(tmp_path / "two")],
-        cwd=Path(__file__).parents[1], env=_environment(), capture_output=True, text=True, timeout=240)
+        [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines",
+         "1", "--mixed_precision", "no", "--dynamo_backend", "no",  # --cpu would start one process only
+         str(tmp_path / "worker.py"), str(tmp_path / "two")],
+        cwd=Path(__file__).parents[1], env=_environment(), capture_output=True, text=True, timeout=600)
     assert launched.returncode == 0, launched.stderr[-2000:]
+    assert {(tmp_path / f"two{rank}").read_text() for rank in (0, 1)} == {"torch.float32"}, "the first one's choice"
     logs = [[json.loads(line) for line in (folder / "out" / LOG_NAME).read_text().splitlines()]
             for folder in (tmp_path / "alone", tmp_path / "two")]
     assert len(logs[0]) == len(logs[1])

@@ -122,6 +122,27 @@ def test_every_case_is_measured_in_every_round_after_a_warm_up(engine, tmp_path,
     assert measure_latency.stored(SimpleNamespace(**vars(engine) | {"title": "other"}), tmp_path) is None
 
 
+def test_another_way_to_run_a_step_is_measured_anew(engine, tmp_path, monkeypatch):
+    found = finish(measure_latency.measuring(engine, (1, 2, 4), (5,), rounds=1, root=tmp_path))
+    of = engine.backbone
+    for words in ("plain (packed oneDNN is no faster here: 0.9x at 1 row)", "plain"):
+        monkeypatch.setattr(of, "linears", words)
+        assert measure_latency.stored(engine, tmp_path) == found
+    monkeypatch.setattr(of, "linears", "packed oneDNN, 1.4x at 1 row and 1.3x at 8 rows")
+    assert measure_latency.stored(engine, tmp_path) is None
+    monkeypatch.setattr(of, "linears", "plain")
+    monkeypatch.setattr(of, "static", SimpleNamespace(words="static buffers, CUDA graphs of compiled kernels"))
+    assert measure_latency.stored(engine, tmp_path) is None
+
+
+def test_the_newest_curve_of_a_model_is_found_without_the_model(engine, tmp_path):
+    assert measure_latency.stored_of("tiny", tmp_path) is None
+    found = finish(measure_latency.measuring(engine, (1, 2, 4), (5,), rounds=1, root=tmp_path))
+    assert measure_latency.stored_of("tiny", tmp_path) == found and measure_latency.stored_of("x", tmp_path) is None
+    (tmp_path / "latency" / "half.json").write_text("half a fi")
+    assert measure_latency.stored_of("tiny", tmp_path) == found
+
+
 def test_a_long_prefix_is_cut_to_the_context(engine, tmp_path):
     found = finish(measure_latency.measuring(engine, (1, 2, 4), (9, 9999), rounds=1, root=tmp_path))
     assert [curve.prefix for curve in found.curves] == [9, engine.backbone.context - 2]

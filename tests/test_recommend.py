@@ -17,7 +17,7 @@ from medusa_viz.tuning.accuracy import Calibration, shares
 from medusa_viz.tuning.bench import BenchError
 from medusa_viz.tuning.builders import expected_tokens_per_step, sparse
 from medusa_viz.tuning.dynamic import dynamic
-from medusa_viz.tuning.jobs import Cancelled, finish
+from medusa_viz.tuning.jobs import Cancelled, Progress, finish
 from medusa_viz.tuning.joint import joint
 from medusa_viz.tuning.recommend import COMPARED, Option, Survey, recommend, repriced, scattering
 from medusa_viz.tuning.replay import replay, subset
@@ -100,6 +100,18 @@ def test_the_survey_takes_what_it_is_given():
         replay(sparse(shares(one_half.table), 9), one_half.table).tokens_per_step)
 
 
+def test_the_survey_has_sequoia_at_the_size_that_step_times_favour():
+    what, curve = known(), curve_of(lambda rows: 10 + 0.4 * rows)
+    for batch in (1, 2):
+        survey = Survey(Facts(4, (), what.table), what, curve, batch)
+        wanted = build("sequoia", Facts(4, (), what.table, lambda n, batch=batch: curve.step_ms(n, batch))).shape
+        found = {option.spec: option for option in finish(survey.running(("sequoia",), (63,)))}
+        assert list(found) == [f"sequoia:{survey.favoured}", "sequoia:63"] and survey.favoured == wanted.nodes
+        assert found[f"sequoia:{wanted.nodes}"].expected == pytest.approx(
+            expected_tokens_per_step(wanted, shares(what.table)))
+    assert Survey(Facts(4, (), what.table), what).favoured == 0  # no step times
+
+
 def test_a_larger_batch_wants_a_smaller_tree():
     what = known()
     curve = curve_of(lambda rows: 10 + 0.05 * rows + 0.4 * max(rows - 32, 0), (1, 4, 16, 32, 64, 256, 512))
@@ -140,7 +152,35 @@ def test_trees_are_measured_beside_plain_decoding(engine):
     for run in found:
         assert run.equals_greedy is True and run.tokens == 26
         assert run.slowest <= run.fastest and run.tokens_per_second > 0 and run.ms_per_step > 0
+        assert run.prompts == run.asked == 2
     assert heard[-1].done == heard[-1].total == 15 and len(heard) > 60  # three warm-ups, then a part for each step
+
+
+def test_measuring_that_stops_leaves_the_prompts_that_all_trees_decoded(engine):
+    prompts = [prompt(0), prompt(1), prompt(2)]
+    left: dict[int, list] = {}
+    for now in parts(measure_trees.measuring(engine, {"chain": dense([1, 1]), "fan": dense([3])}, prompts, 9)):
+        left.setdefault(now.done, []).append(now.so_far)
+    assert not any(so_far for done in range(6) for so_far in left[done]), "one prompt, but not with every tree"
+    for done, so_far in ((7, left[7][-1]), (8, left[8][0]), (10, left[10][-1])):
+        covered = (done - 3) // 3
+        assert [run.name for run in so_far] == ["plain", "chain", "fan"]
+        assert {(run.prompts, run.asked) for run in so_far} == {(covered, 3)}, "the same prompts for each"
+        assert {run.tokens for run in so_far} == {9 * covered} and all(run.equals_greedy is True for run in so_far)
+    assert so_far[1].tokens_per_step > so_far[0].tokens_per_step == 1.0
+
+
+def test_a_second_round_that_stops_leaves_the_first(engine):
+    heard = parts(measure_trees.measuring(engine, {}, [prompt(0), prompt(1)], 9, rounds=2))
+    so_far = next(now.so_far for now in heard if now.done == 4)
+    assert [(run.prompts, run.tokens) for run in so_far] == [(2, 18)] and so_far[0].slowest <= so_far[0].fastest
+
+
+def parts(job) -> list[Progress]:
+    """All that a job tells on its way."""
+    heard: list[Progress] = []
+    finish(job, heard.append)
+    return heard
 
 
 def test_other_acceptance_is_measured_and_not_held_against_greedy(engine):
@@ -170,7 +210,11 @@ def test_a_predictions_error_is_in_percent_of_what_was_measured():
 def test_the_study_has_a_point_for_each_setting_and_marks_to_read_them_by(engine):
     heard = []
     job = thresholds.studying(engine, dense([3, 2]), [prompt(0), prompt(1)], (0.01, 0.09, 0.25), (0.4, 0.7), 12)
-    points = finish(job, heard.append)
+    found = finish(job, heard.append)
+    points = list(found.points)
+    assert found.asked == len(points) == 8 and heard[0].so_far is None
+    assert [now.so_far.points for now in heard if now.done == 6][-1] == found.points[:3]
+    assert heard[-1].so_far == found
     assert [(point.kind, point.temperature) for point in points[:4]] == [("greedy", 0.7), ("sampling", 0.7),
                                                                          ("greedy", 0.4), ("sampling", 0.4)]
     typical = points[4:]
@@ -191,9 +235,9 @@ def test_the_proxys_parts(engine):
     log_p = (logits / 0.6).log_softmax(-1)
     right = -log_p[torch.arange(8), text] + (log_p.exp() * log_p).sum(-1)
     assert thresholds.surprise(of, ids, text, 0.6) == pytest.approx(float(right.sum()), rel=1e-5)
-    looping = thresholds.proxy(of, [ids, ids], [[1, 2, 3] * 4, [4, 5]], 0.7)
+    looping = finish(thresholds.judging(of, [ids, ids], [[1, 2, 3] * 4, [4, 5]], 0.7))
     assert looping.distinct_3 == pytest.approx(3 / 10) and looping.repeated_4 == pytest.approx(6 / 9)
-    assert thresholds.proxy(of, [ids], [[7]], 0.7).repeated_4 == 0.0
+    assert finish(thresholds.judging(of, [ids], [[7]], 0.7)).repeated_4 == 0.0
     drawn = [int(torch.multinomial(log_p.exp()[0].float(), 1, generator=torch.Generator().manual_seed(seed)))
              for seed in range(400)]
     mean = np.mean([float(-log_p[0, token] + (log_p[0].exp() * log_p[0]).sum()) for token in drawn])

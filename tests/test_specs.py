@@ -100,7 +100,7 @@ def test_what_is_missing_is_named():
         with pytest.raises(TreeError, match=said):
             build(spec, bare)
         assert said in lacking(spec.partition(":")[0], bare)
-    with pytest.raises(TreeError, match="step times"):
+    with pytest.raises(TreeError, match="needs step times measured on this device: run `tune` first"):
         build("sequoia", THREE)
     assert not any(lacking(name, ALL) for name in BUILDERS)
     assert "no temperatures" in build("dynamic:5", THREE).notes[0] and build("dynamic:5", ALL).notes == []
@@ -109,6 +109,9 @@ def test_what_is_missing_is_named():
 def test_sequoia_takes_the_size_that_step_times_favour():
     built = build("sequoia", ALL)
     assert 0 < built.shape.nodes < 63 and f"favour {built.shape.nodes} nodes" in built.notes[0]
+    walled = build("sequoia@2,1", ALL)  # the size is weighed within the walls too
+    assert 0 < walled.shape.nodes <= 4 and max(walled.shape.widths) <= 2
+    assert walled.notes == [f"measured step times favour {walled.shape.nodes} nodes to depth {walled.shape.height}"]
 
 
 def test_a_dynamic_tree_is_no_shape():

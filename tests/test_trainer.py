@@ -102,6 +102,11 @@ def test_an_empty_training_split_is_refused(tmp_path):
         recipe.run(job_in(tmp_path, replies_of([[1, 2, 3, 4, 5]], split=[1])))
 
 
+def test_ids_of_another_model_are_refused_where_only_held_out_replies_have_them(tmp_path):
+    with pytest.raises(data.DataError, match="holds id 48, but tiny has 48 tokens"):
+        recipe.run(job_in(tmp_path, replies_of([[1, 2, 3, 4, 5], [1, 2, 3, 4, VOCAB]], split=[0, 1])))
+
+
 def test_heads_without_labels_add_nothing_and_the_others_train(tmp_path):
     material, _ = stub_material([1, 2, 3, 4, 5])  # positions 1 and 2: heads 3 and 4 have no target
     assert material.labels.labelled.tolist() == [2, 1, 0, 0]
@@ -121,19 +126,47 @@ def test_a_batch_without_labels_is_passed_over(tmp_path):
 
 def test_a_loss_that_is_no_number_stops_with_the_step_and_keeps_the_last_good_heads(tmp_path, monkeypatch):
     job = job_in(tmp_path)
+    monkeypatch.setattr(heads_task, "head_losses", no_number_at(3))
+    with pytest.raises(TrainingError, match=r"stopped at step 3.*; the heads as of step 2 are kept\.$"):
+        recipe.run(job)
+    kept = checkpoints.load(job.out, WIDTH, VOCAB)
+    assert kept.config.trained["stopped_at_step"] == 2
+    assert kept.module.weight.isfinite().all() and kept.module.weight.abs().sum() > 0
+
+
+def test_after_a_pass_the_heads_of_the_best_one_are_what_a_loss_that_is_no_number_leaves(tmp_path, monkeypatch):
+    job = job_in(tmp_path)
+    monkeypatch.setattr(heads_task, "head_losses", no_number_at(6))
+    with pytest.raises(TrainingError, match=r"stopped at step 6.*; the heads of stage 1, pass 1 are kept\.$"):
+        recipe.run(job)
+    kept = checkpoints.load(job.out, WIDTH, VOCAB).config
+    assert kept.trained["passes_done"] == 1 and kept.accuracy and "stopped_at_step" not in kept.trained
+
+
+def test_heads_that_are_no_numbers_are_not_saved_and_the_message_says_so(tmp_path, monkeypatch):
+    job = job_in(tmp_path, settings=replace(SETTINGS, lr=1.0))
+    plain = torch.optim.AdamW.step
+
+    def overflow(self, *arguments):
+        plain(self, *arguments)
+        self.param_groups[0]["params"][0].data.fill_(float("inf"))
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", overflow)
+    with pytest.raises(TrainingError, match=r"stopped at step 2.*; the heads hold numbers that are not finite"):
+        recipe.run(job)
+    assert not (job.out / checkpoints.WEIGHTS_NAME).exists()
+
+
+def no_number_at(step):
+    """A loss that is none at this step; every step is one part."""
     plain, calls = objectives.head_losses, []
 
     def broken(*arguments):
         losses, hits = plain(*arguments)
         calls.append(1)
-        return (losses * float("nan") if len(calls) == 3 else losses), hits
+        return (losses * float("nan") if len(calls) == step else losses), hits
 
-    monkeypatch.setattr(heads_task, "head_losses", broken)
-    with pytest.raises(TrainingError, match=r"stopped at step 3.*as of step 2"):
-        recipe.run(job)
-    kept = checkpoints.load(job.out, WIDTH, VOCAB)
-    assert kept.config.trained["stopped_at_step"] == 2
-    assert kept.module.weight.isfinite().all() and kept.module.weight.abs().sum() > 0
+    return broken
 
 
 # ----------------------------------------------------------------------------------------------- the whole of a run
@@ -153,8 +186,13 @@ def test_a_run_leaves_heads_that_load_and_a_backbone_that_is_bit_identical(tmp_p
     greedy = (job.replies.split == 1) & (job.replies.temperature == 0)
     assert known.table.lengths.sum() == job.replies.select(greedy).is_reply.sum()
     assert calibration.known_of(str(job.out), loaded.module) is not None
+    assert known.about.get("own_text", True), "the backbone that wrote the text is the one that decodes"
     card = (job.out / "README.md").read_text()
     assert "## Held-out scores" in card and "nan" not in card and "## Learning curve" in card
+    rate = loaded.config.trained["tokens_per_step"]["15"]
+    known_rate, = accuracy.cross_replay(known.table, known.fold, [15])
+    assert rate == pytest.approx(known_rate.tokens_per_step, abs=1e-4) and f"| {rate:.3f} |" in card
+    assert "built from the replies to one half of the prompts and replayed on those to the other" in card
     json.loads((job.out / checkpoints.CONFIG_NAME).read_text())
     recipe.run(job, resume=True)  # nothing left to do, nothing broken
 

@@ -81,6 +81,27 @@ def test_a_file_that_is_no_token_file_is_refused_in_one_sentence(tmp_path, conte
         data.load([path])
 
 
+@pytest.mark.parametrize(("changed", "said"), [
+    ({"ids": [0, 1, -1, 3, 4, 5]}, "ids that are no token ids"), ({"ids": [0, 1, 2**32, 3, 4, 5]}, "no token ids"),
+    ({"ids": [0, 1, 0.5, 3, 4, 5]}, "no token ids"), ({"kind": [0, 2]}, "names 2 kinds .* other numbers than 0 to 1"),
+    ({"kind": [-1, 0]}, "other numbers than 0 to 1"), ({"kinds": ["x"]}, "other numbers than 0 to 0"),
+    ({"reply_start": [1, 5]}, "reply of sequence 1 starts at its token 5, but it has 4"),
+    ({"reply_start": [-1, 1]}, "reply of sequence 0 starts at its token -1")])
+def test_numbers_that_point_nowhere_are_refused_in_one_sentence(tmp_path, changed, said):
+    arrays = {"ids": np.arange(6, dtype=np.uint16), "offsets": [0, 2, 6], "reply_start": [1, 1], "kind": [0, 1],
+              "kinds": ["x", "y"]}
+    np.savez(tmp_path / "file.npz", **arrays)
+    data.load([tmp_path / "file.npz"])
+    np.savez(tmp_path / "file.npz", **arrays | changed)
+    with pytest.raises(data.DataError, match=said):
+        data.load([tmp_path / "file.npz"])
+
+
+def test_ids_of_a_large_vocabulary_are_read(tmp_path):
+    np.savez(tmp_path / "file.npz", ids=np.array([1, 128_000], np.uint32), offsets=[0, 2])
+    assert data.load([tmp_path / "file.npz"]).ids.tolist() == [1, 128_000]
+
+
 # -------------------------------------------------------------------------------------------------------- objective
 
 

@@ -1,6 +1,7 @@
 """`tune` and `export`: what they print, write, read back and refuse."""
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,13 +15,15 @@ from medusa_viz import cli
 from medusa_viz.decoding.tree import dense
 from medusa_viz.models import checkpoints
 from medusa_viz.models.checkpoints import HeadsConfig
-from medusa_viz.tuning import accuracy, latency, measure_latency
+from medusa_viz.training import own_text
+from medusa_viz.tuning import accuracy, latency, measure_latency, tune_report
 from medusa_viz.tuning import calibration as calibrations
 from medusa_viz.tuning.builders import sparse
 from medusa_viz.tuning.calibration import calibrating, heads_fingerprint, known_of
 from medusa_viz.tuning.formats import FORMATS, read
 from medusa_viz.tuning.jobs import finish
 from medusa_viz.tuning.published_trees import published
+from medusa_viz.tuning.specs import Facts, build
 
 ACCURACY = [[0.5, 0.2, 0.1], [0.3, 0.2, 0.1], [0.2, 0.1, 0.05]]
 
@@ -34,7 +37,7 @@ def engine(monkeypatch, tmp_path):
     checkpoints.save(heads, drafter.module, HeadsConfig(accuracy=ACCURACY), torch.float32)
     codec = SimpleNamespace(encode_prompt=lambda text, raw=False: prompt(len(text)))
     made = SimpleNamespace(backbone=of, drafter=drafter, codec=codec, title="Tiny", accuracy=ACCURACY,
-                           place="CPU · fp64", loaded=SimpleNamespace(source=str(heads)), heads=heads)
+                           place="CPU · fp64", loaded=SimpleNamespace(source=str(heads), adapter=None), heads=heads)
     monkeypatch.setattr(cli, "load_engine", lambda options: made)
     monkeypatch.setattr(measure_latency, "cache_root", lambda: tmp_path / "cache")
     monkeypatch.setattr(measure_latency.measuring, "__defaults__", ((1, 2, 4, 8), (8,), 1, None))
@@ -111,8 +114,52 @@ def test_tune_ranks_replies_where_no_table_is_at_hand(engine, tmp_path, capsys, 
     np.savez(tmp_path / "warm.npz", kinds=np.array(made.kinds), **arrays | {"temperature": np.ones(6)})
     assert cli.main(["tune", "--replies", str(tmp_path / "warm.npz")]) == 2
     assert "no greedy reply" in capsys.readouterr().err
-    assert cli.main(["tune", "--model", "tiny"]) == 2
-    assert "No replies of tiny ship" in capsys.readouterr().err
+
+
+def test_heads_are_judged_on_text_that_their_own_backbone_writes(engine, tmp_path, capsys, monkeypatch):
+    """What ships is the original backbone's, which an adapter changes."""
+    monkeypatch.setattr(own_text, "ANSWERED", 3)
+    monkeypatch.setattr(own_text, "ANSWER_TOKENS", 9)
+    engine.codec.encode_prompt = lambda text, raw=False: prompt(len(text) % 7)
+    assert own_text.shipped(engine, "smollm2-135m") == own_text.shipped_file("smollm2-135m-medusa2") is not None
+    engine.loaded.adapter = engine.heads
+    assert own_text.shipped(engine, "smollm2-135m") is own_text.shipped_file("tiny") is None
+    target = tmp_path / "tune.json"
+    assert cli.main(["tune", "--model", "smollm2-135m", "--json", str(target)]) == 0
+    said = capsys.readouterr().err
+    assert "to do: writing greedy replies, ranking them under the heads, " in said and "writing replies: 100%" in said
+    assert json.loads(target.read_text())["calibration"]["replies"] == "replies written now"
+    assert "original backbone" not in said
+
+
+def test_figures_of_the_original_backbones_text_are_said_to_be_that(engine, ranks, capsys):
+    known = accuracy.load(ranks)
+    other = replace(known, about=known.about | {"own_text": False, "split": "all"})
+    accuracy.save(engine.heads / accuracy.RANKS_NAME, other, accuracy.accuracy(other.table))
+    assert cli.main(["tune"]) == 0
+    assert "note: replayed figures are of text that the original backbone wrote" in capsys.readouterr().err
+    assert cli.main(["tune", "--ranks", str(ranks)]) == 0
+    assert "original backbone" not in capsys.readouterr().err
+    assert cli.main(["tune", "--ranks", str(engine.heads / accuracy.RANKS_NAME)]) == 0
+    assert "ranks held-out replies too" in capsys.readouterr().err
+
+
+def test_what_is_measured_is_held_against_predictions_for_one_text(engine, ranks, tmp_path, capsys, monkeypatch):
+    taken, show, target = [], tune_report.measured, tmp_path / "tune.json"
+    monkeypatch.setattr(tune_report, "measured", lambda runs, predicted, elsewhere: taken.append(predicted) or show(
+        runs, predicted, elsewhere))
+    monkeypatch.setattr(measure_latency.measuring, "__defaults__", ((1, 2, 4, 8, 64), (8, 30), 1, None))
+    words = ["tune", "--ranks", ranks, "--measure", "--prompts", prompts_file(tmp_path), "--max-new-tokens", 4,
+             "--batch", 4, "--prefix", "long", "--json", target]
+    assert cli.main(list(map(str, words))) == 0
+    curve, result, shown = measure_latency.stored(engine), json.loads(target.read_text()), capsys.readouterr().out
+    assert {option.spec: option.milliseconds for option in taken[0]}["sparse:7"] == curve.step_ms(7)
+    there = next(option for option in result["builders"] if option["spec"] == "sparse:7")
+    assert there["step_ms"] == curve.step_ms(7, 4, 1) and result["batch"] == 4
+    assert there["tokens_per_second"] == pytest.approx(
+        4e3 * there["replayed"]["tokens_per_step"] / there["step_ms"])
+    assert result["plain_tokens_per_second"] == pytest.approx(4e3 / curve.step_ms(0, 4, 1))
+    assert f" {there['tokens_per_second']:.1f}/s" in shown and "of all 4 texts" in shown  # as the advice counts them
 
 
 @pytest.mark.parametrize(("words", "said"), [
@@ -170,6 +217,21 @@ def test_export_writes_what_it_reads_back(name, tmp_path, capsys):
             assert read(file.read_text()).shape.fingerprint == shape.fingerprint
             assert cli.main(["export", "--tree", str(file), "--format", "medusa"]) == 0
             assert read(capsys.readouterr().out).shape.fingerprint == shape.fingerprint
+
+
+def test_export_sizes_a_tree_by_stored_step_times(engine, ranks, capsys, monkeypatch):
+    words = ["export", "--tree", "sequoia", "--model", "Tiny", "--heads", str(engine.heads)]
+    monkeypatch.setattr(measure_latency, "choose", lambda: engine.backbone.placement)
+    assert cli.main(words) == 2
+    assert "needs step times measured on this device: run `tune` first" in capsys.readouterr().err
+    assert cli.main(["tune", "--ranks", str(ranks)]) == 0
+    assert "without a number, step times favour" in capsys.readouterr().out
+    assert cli.main(words) == 0
+    said = capsys.readouterr()
+    wanted = build("sequoia", Facts(3, ACCURACY, step_ms=measure_latency.stored(engine).step_ms)).shape
+    assert read(said.out).shape.fingerprint == wanted.fingerprint and f"favour {wanted.nodes} nodes" in said.err
+    assert cli.main([*words, "--device", "cpu"]) == 2  # it runs no model
+    assert "unrecognized arguments: --device" in capsys.readouterr().err
 
 
 def test_export_builds_from_the_heads_file_without_a_backbone(engine, capsys, monkeypatch):

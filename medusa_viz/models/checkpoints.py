@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from medusa_viz.models import hub, layouts
+from medusa_viz.models import beside, hub, layouts
 from medusa_viz.models.adapter import ADAPTER_WEIGHTS, is_adapter
 from medusa_viz.models.heads import HeadsError, MedusaHeads
 from medusa_viz.models.tensors import TensorFile, TensorFileError
@@ -68,6 +68,16 @@ class LoadedHeads:
     """In which they are stored."""
     folder: Path | None = None
     """Where their files lie on this machine."""
+    ranked: list[list[float]] | None = None
+    """Accuracies by the rank table beside them, where one is theirs; see `with_ranks`."""
+    written: int = 0
+    """When their file was written before it was read, in nanoseconds: a run that goes on writes it anew."""
+
+    @property
+    def accuracy(self) -> list[list[float]]:
+        """K rows of a_k(i), by which every tree for these heads is built: of the rank table that lies beside them if
+        it is theirs, else of their config; empty where neither says."""
+        return self.config.accuracy if self.ranked is None else self.ranked
 
     @property
     def base(self) -> str:
@@ -78,6 +88,10 @@ class LoadedHeads:
     def adapter(self) -> Path | None:
         """Folder of the adapter that they bring for their backbone."""
         return self.folder if self.folder and is_adapter(self.folder) else None
+
+    def titled(self, title: str) -> str:
+        """What a backbone is called with these heads."""
+        return title + " + adapter" * bool(self.adapter)
 
 
 # ------------------------------------------------------------------------------------------------------------- writing
@@ -140,6 +154,7 @@ def load(source: str | Path, hidden_size: int | None = None, vocab_size: int | N
         files = [TensorFile(path) for path in _locate(str(source), report)]
     except (hub.HubError, TensorFileError) as error:
         raise HeadsError(str(error)) from error
+    written = files[0].path.stat().st_mtime_ns
     shapes = {name: shape for file in files for name, shape in file.shapes.items()}
     config, is_shared, notices = _read_config(files[0].path.with_name(CONFIG_NAME))
     found = layouts.find(shapes, is_shared)
@@ -163,7 +178,18 @@ def load(source: str | Path, hidden_size: int | None = None, vocab_size: int | N
     unused = _unused(found, files, shapes)
     notices += _notices(config, found, unused)
     return LoadedHeads(module, config, LoadReport(found.keys, unused, [], notices), str(source), stored,
-                       files[0].path.parent)
+                       files[0].path.parent, written=written)
+
+
+def with_ranks(loaded: LoadedHeads, model: str = "", dtype: str = "") -> LoadedHeads:
+    """The heads with the accuracies of the rank table beside them, if it is theirs, on a backbone of this name and
+    dtype where that is known. A table that cannot be read is noticed, and their config then counts."""
+    try:
+        path = beside.rank_table(loaded.source, loaded.module, model, dtype)
+        return replace(loaded, ranked=beside.accuracies(path)) if path else loaded
+    except ValueError as error:
+        loaded.report.notices.append(str(error))
+        return loaded
 
 
 def _locate(source: str, report: hub.Report | None) -> list[Path]:

@@ -9,13 +9,15 @@ import numpy as np
 from medusa_viz.models.checkpoints import HeadsConfig
 from medusa_viz.training.data import HELD_OUT, TRAIN, Replies
 from medusa_viz.training.evaluate import Scores
+from medusa_viz.tuning.calibration import prompt_of
 
 NO_SCORES = "No reply was held out, or training stopped early: nothing was measured."
 
 
 def model_card(config: HeadsConfig, scores: dict[str, Scores], replies: Replies, log: list[dict]) -> str:
     """Markdown. `log` holds the lines of the training log."""
-    parts = [_head(config), _data(config, replies), _recipe(config), _scores(scores), _curve(log), _limits(config)]
+    parts = [_head(config), _data(config, replies), _recipe(config), _scores(scores), _curve(log),
+             _limits(config, replies)]
     return "\n".join(parts) + "\n"
 
 
@@ -39,28 +41,60 @@ rows{adapter}.
 
 def _data(config: HeadsConfig, replies: Replies) -> str:
     parts = [replies.split == TRAIN, replies.split == HELD_OUT]
-    if config.trained.get("replies") == "greedy":
+    greedy_alone = config.trained.get("replies") == "greedy"
+    if greedy_alone:
         parts[0] &= replies.temperature == 0
     reply_tokens = np.diff(replies.offsets) - replies.reply_start
     rows = [[kind] + [_count(reply_tokens[(replies.kind == i) & part]) for part in parts]
             for i, kind in enumerate(replies.kinds)]
-    drawn_at = np.round(replies.temperature[parts[0]].astype(float), 1)
-    counted = zip(*np.unique(drawn_at, return_counts=True))
-    temperatures = ", ".join(f"{t:.1f} ({count:,} replies)" for t, count in counted)
     drawn, whole = config.trained["tokens"], int(reply_tokens[parts[0]].sum())
     sequences = f"{config.trained['sequences']:,} replies"
     share = "" if drawn == whole else (f"\nOf the training part {drawn:,} reply tokens in {sequences} were drawn, "
                                        "those to written prompts first.\n")
+    chosen = " Of the training part only the greedy replies were used." if greedy_alone else ""
+    base = config.base_model_name_or_path
+    licence = (f"The text is the output of {base}; that model's licence (Apache-2.0 for SmolLM2) covers heads derived "
+               "from it." if replies.self_written else
+               f"The heads derive from {base} and from this text; the licences of both apply.")
     return f"""## Data
 
-`{replies.name}` (fingerprint {config.trained["data_fingerprint"]}): replies that the backbone wrote itself \
-(self-distillation). Split by prompt. Temperatures in the training part, 0 = greedy: {temperatures}.
+`{replies.name}` (fingerprint {config.trained["data_fingerprint"]}): {_origin(replies, parts[0])} \
+{_split(replies)}{chosen}
 
 {_table(["kind of prompt", "reply tokens in replies, training", "held out"], rows)}
 {share}
-The text is the output of {config.base_model_name_or_path}; that model's licence (Apache-2.0 for SmolLM2) covers heads \
-derived from it.
+{licence}
 """
+
+
+def _origin(replies: Replies, training: np.ndarray) -> str:
+    """Who wrote the text, as far as the files say it."""
+    if not replies.self_written:
+        return ("text whose files do not give the kind of prompt and the temperature of every reply, so who wrote it "
+                "is not known; replies without a temperature count as greedy.")
+    drawn_at = replies.temperature[training].astype(np.float16)  # as token files have them: prints 0.7, not 0.7002
+    counted = ", ".join(f"{t!s} ({count:,} replies)" for t, count in zip(*np.unique(drawn_at, return_counts=True)))
+    return ("replies that the backbone wrote itself (self-distillation). Temperatures in the training part, "
+            f"0 = greedy: {counted}.")
+
+
+def _shared_prompts(replies: Replies) -> int | None:
+    """Number of prompts on both sides of the split, found by their tokens; None where the files do not say of every
+    sequence where its prompt ends."""
+    if not replies.reply_start.all():
+        return None
+    prompts = prompt_of(replies)
+    return len(np.intersect1d(prompts[replies.split == TRAIN], prompts[replies.split == HELD_OUT]))
+
+
+def _split(replies: Replies) -> str:
+    """What is known of the prompts on both sides."""
+    if not (replies.split == HELD_OUT).any():
+        return "Nothing is held out."
+    shared = _shared_prompts(replies)
+    if shared is None:
+        return "The files do not say where all prompts end, so some may be both trained on and held out."
+    return f"Prompts on both sides of the split: {shared:,}." if shared else "Split by prompt."
 
 
 def _target(trained: dict) -> str:
@@ -134,7 +168,7 @@ def _scores(scores: dict[str, Scores]) -> str:
     if replayed:
         nodes = list(replayed[0].tokens_per_step)
         text += ["Replayed tokens per step, greedy replies (committed tokens / steps, the root counted; sparse trees "
-                 "built from the shipped accuracy table, which stems from these same replies):", "",
+                 "built from the replies to one half of the prompts and replayed on those to the other):", "",
                  _table(["nodes", *map(str, nodes)],
                         [[s.name, *(f"{s.tokens_per_step[n]:.3f}" for n in nodes)] for s in replayed]), ""]
     return "\n".join(text)
@@ -151,7 +185,7 @@ def _curve(log: list[dict]) -> str:
             judged = judged.get("all, greedy") or judged.get("all")
             scores = ["–"] * 3 if judged is None else [
                 " ".join(f"{row[0]:.3f}" for row in judged["accuracy"]),
-                *(f"{judged['tokens_per_step'].get(n, float('nan')):.3f}" for n in ("15", "63"))]
+                *(f"{rate:.3f}" if (rate := judged["tokens_per_step"].get(n)) else "–" for n in ("15", "63"))]
             found = line.get("perplexity")
             rows.append([line["stage"], line["pass"], f"{np.mean(losses):.3f}" if losses else "–", *scores,
                          f"{found['before']:.3f} → {found['after']:.3f}" if found else "–"])
@@ -161,13 +195,15 @@ def _curve(log: list[dict]) -> str:
     return f"## Learning curve\n\n{_table(header, rows)}\n"
 
 
-def _limits(config: HeadsConfig) -> str:
+def _limits(config: HeadsConfig, replies: Replies) -> str:
+    apart = ", and no prompt is on both sides, but" if _shared_prompts(replies) == 0 else ";"
+    held_out = ("" if not (replies.split == HELD_OUT).any() else
+                f"- The held-out replies come from the same sources as the training data{apart} topics and wordings "
+                "are alike; on other questions the heads do worse.\n")
     return f"""## Limits
 
 - Made for {config.base_model_name_or_path} alone; on another backbone the heads draft noise.
-- The held-out replies come from the same sources as the training data, and no prompt is on both sides, but topics and \
-wordings are alike; on other questions the heads do worse.
-- Tokens outside the draft vocabulary are never drafted; such places cost a plain step.
+{held_out}- Tokens outside the draft vocabulary are never drafted; such places cost a plain step.
 - Text sampled at a high temperature is drafted worse than greedy text.
 """
 

@@ -35,7 +35,8 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         "train", help="train Medusa heads on token files",
         description="Train Medusa heads that share the LM head, on replies that the model wrote itself. Options that "
                     "say (medusa2) belong to the recipes medusa2 and direct. Ctrl-C stops after the step at hand; "
-                    "--resume goes on. `accelerate launch -m medusa_viz train …` shares the work among processes.")
+                    "--resume goes on. `accelerate launch -m medusa_viz train …` shares the work among processes; on "
+                    "CPUs with `--multi_gpu --num_processes 2` before -m, and --device cpu.")
     parser.add_argument("--recipe", choices=tuple(RECIPES), default="medusa1",
                         help="; ".join(f"{name}: {recipe.help}" for name, recipe in RECIPES.items()))
     parser.add_argument("--model", default=DEFAULT_PRESET.name, help="name, folder or hub id of the backbone")

@@ -1,14 +1,15 @@
 """Token files: replies that the backbone wrote itself, and what the heads learn from them.
 
 A file is an .npz with the arrays
-    ids          uint16|int32 [N]   all sequences joined: template, user turn, reply
+    ids          uint16|uint32 [N]  all sequences joined: template, user turn, reply
     offsets      int64 [n+1]        sequence i is ids[offsets[i]:offsets[i+1]]
     reply_start  int32 [n]          index of the first reply token inside its sequence
     temperature  float [n]          at which the reply was drawn; 0 = greedy
     kind, kinds  uint8 [n], str     index into `kinds`, where the prompt came from
     split        uint8 [n]          0 train, 1 held out
-of which `ids` and `offsets` must be there. No padding is ever stored, so no id is special: an end-of-text token
-that the reply really holds is a label like any other, also where the tokenizer pads with the same id.
+of which `ids` and `offsets` must be there; without temperatures all replies count as greedy. No padding is ever stored,
+so no id is special: an end-of-text token that the reply really holds is a label like any other, also where the
+tokenizer pads with the same id.
 """
 
 from __future__ import annotations
@@ -43,6 +44,8 @@ class Replies:
     kind: np.ndarray
     kinds: tuple[str, ...]
     split: np.ndarray
+    self_written: bool = False
+    """Whether every file says at which temperatures the replies were drawn, and to what prompts: a model wrote them."""
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -65,7 +68,7 @@ class Replies:
         ids = [self.sequence(i) for i in rows]
         return Replies(self.name, np.concatenate(ids) if ids else self.ids[:0],
                        np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64), self.reply_start[rows],
-                       self.temperature[rows], self.kind[rows], self.kinds, self.split[rows])
+                       self.temperature[rows], self.kind[rows], self.kinds, self.split[rows], self.self_written)
 
     def replies_only(self) -> np.ndarray:
         """The reply tokens of all sequences, joined."""
@@ -121,7 +124,8 @@ def join(parts: Sequence[Replies]) -> Replies:
     together = {field: np.concatenate([getattr(part, field) for part in parts])
                 for field in ("ids", "reply_start", "temperature", "split")}
     return Replies(" + ".join(part.name for part in parts), offsets=np.concatenate([[0], np.cumsum(lengths)]),
-                   kind=np.concatenate(kind), kinds=kinds, **together)
+                   kind=np.concatenate(kind), kinds=kinds, self_written=all(part.self_written for part in parts),
+                   **together)
 
 
 def _read(path: Path) -> Replies:
@@ -139,11 +143,27 @@ def _read(path: Path) -> Replies:
     zeros = np.zeros(n, np.uint8)
     replies = Replies(path.name, ids, offsets, arrays.get("reply_start", zeros).astype(np.int32),
                       arrays.get("temperature", zeros).astype(np.float32), arrays.get("kind", zeros),
-                      tuple(str(kind) for kind in arrays.get("kinds", ["unnamed"])), arrays.get("split", zeros))
+                      tuple(str(kind) for kind in arrays.get("kinds", ["unnamed"])), arrays.get("split", zeros),
+                      {"temperature", "kind", "kinds"} <= arrays.keys())
     for field in ("reply_start", "temperature", "kind", "split"):
         if len(getattr(replies, field)) != n:
             raise DataError(f"{path} has {n} sequences but {len(getattr(replies, field))} entries of `{field}`.")
+    _check_ranges(path, replies, arrays["ids"])
     return replies
+
+
+def _check_ranges(path: Path, replies: Replies, ids: np.ndarray) -> None:
+    """Refuse numbers that point nowhere; `ids` as the file has them, since a cast may hide what is wrong with them."""
+    if ids.dtype.kind not in "iu" or (ids < 0).any() or (ids > np.iinfo(np.int32).max).any():
+        raise DataError(f"{path} holds ids that are no token ids: they must be whole numbers from 0.")
+    lengths = np.diff(replies.offsets)
+    if (astray := (replies.reply_start < 0) | (replies.reply_start > lengths)).any():
+        i = int(astray.argmax())
+        raise DataError(f"{path} says that the reply of sequence {i} starts at its token {replies.reply_start[i]}, but "
+                        f"it has {lengths[i]}.")
+    if replies.kind.dtype.kind not in "iu" or not np.isin(replies.kind, np.arange(len(replies.kinds))).all():
+        raise DataError(f"{path} names {len(replies.kinds)} kinds of prompts, but its `kind` holds other numbers than "
+                        f"0 to {len(replies.kinds) - 1}.")
 
 
 # --------------------------------------------------------------------------------------------------- draft vocabulary

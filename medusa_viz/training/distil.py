@@ -21,7 +21,7 @@ from medusa_viz.decoding.batch import Draw, Request, Writer, Written, shared_pre
 from medusa_viz.decoding.settings import SettingsError
 from medusa_viz.models.backbone import Backbone
 from medusa_viz.training.data import HELD_OUT, SELF_SYNTHESISED, TRAIN, DataError
-from medusa_viz.training.distil_settings import LEAST_TURN, DistilSettings
+from medusa_viz.training.distil_settings import LEAST_TURN, MOST_DROPPED, DistilSettings
 from medusa_viz.training.prompts import Prompt, TurnFrame
 from medusa_viz.training.written import Entry, Label
 
@@ -145,6 +145,8 @@ class Shelf:
         self.source, self.wanted = source, tokens
         self.entries: list[Entry] = []
         self.dropped: Counter[str] = Counter()
+        self.dropped_since: Counter[str] = Counter()
+        """Those that came in a row behind the last text that was fit."""
         self.tokens = 0
         self.waiting = 0
         """Reply tokens of texts that came in before the text of an earlier job."""
@@ -166,9 +168,20 @@ class Shelf:
             self._next += 1
             if reason := self._unfit(text):
                 self.dropped[reason] += 1
+                self.dropped_since[reason] += 1
             else:
+                self.dropped_since.clear()
                 self.tokens += self._reply_tokens(text)
                 self.entries.append(Entry(text, self.source.label(text), self.source.temperature(text.number)))
+
+    def check(self) -> None:
+        """Refuse to go on, in a run without an end, where text after text is dropped. Raises DataError."""
+        if self.complete or self.source.jobs is not None or self.dropped_since.total() < MOST_DROPPED:
+            return
+        reasons = ", ".join(f"{reason}: {count}" for reason, count in self.dropped_since.most_common())
+        ending = f"; --resume with --tokens {self.tokens} ends with what is written" if self.tokens else ""
+        raise DataError(f"Writing stopped at {self.tokens:,} of {self.wanted:,} reply tokens, since the last "
+                        f"{self.dropped_since.total():,} texts were all unfit ({reasons}){ending}.")
 
     def _reply_tokens(self, text: Written) -> int:
         return len(text.ids) - text.starts[-1] if len(text.starts) == self.source.draws else 0
@@ -190,7 +203,8 @@ class Shelf:
 def write(backbone: Backbone, source: Source, settings: DistilSettings, shelf: Shelf, done: Mapping[int, Written]
           ) -> Iterator[tuple[Written, int]]:
     """Write jobs until the shelf is complete; yields each text that ends, and the reply tokens so far, those of
-    unfinished texts included. `done` are the texts of an earlier run, already on the shelf."""
+    unfinished texts included. `done` are the texts of an earlier run, already on the shelf. Raises DataError where
+    text after text is dropped."""
     rows = settings.rows
     if settings.tokens:  # every row finishes its text: more rows than texts are wanted write in vain
         rows = min(rows, max(4, settings.tokens // settings.max_new_tokens))
@@ -207,9 +221,11 @@ def write(backbone: Backbone, source: Source, settings: DistilSettings, shelf: S
         number = next(numbers)
         return source.request(number) if source.jobs is None or number < source.jobs else None
 
+    shelf.check()
     if not shelf.complete:
         for text in writer.run(next_request):
             shelf.add(text)
             yield text, so_far()
             if shelf.complete:
                 return
+            shelf.check()

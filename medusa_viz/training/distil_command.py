@@ -12,7 +12,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 from medusa_viz.models.presets import DEFAULT_PRESET
-from medusa_viz.training.distil_settings import DistilSettings
+from medusa_viz.training.distil_settings import MOST_DROPPED, DistilSettings
 
 if TYPE_CHECKING:
     from medusa_viz.models.backbone import Backbone
@@ -28,7 +28,8 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
     parser = commands.add_parser(
         "distill", help="let the model write training data for its heads",
         description="The model replies to prompts, and the replies are stored as token ids for `train` and "
-                    "`calibrate`. A run that was stopped (Ctrl-C) goes on with --resume.",
+                    "`calibrate`. A run that was stopped (Ctrl-C) goes on with --resume. One that repeats the prompts "
+                    f"or writes its own gives up after {MOST_DROPPED} unfit texts in a row.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--model", default=DEFAULT_PRESET.name, help="name, folder or hub id of the backbone")
     prompts = parser.add_mutually_exclusive_group()

@@ -12,6 +12,10 @@ from medusa_viz.decoding.settings import Checked, SettingsError, setting
 LEAST_TURN = 4
 """Tokens of a user turn that the model wrote, its end included."""
 
+MOST_DROPPED = 256
+"""Texts in a row that may prove unfit before a run without an end gives up. Where one text in twenty is fit, the chance
+of such a row is two in a million."""
+
 
 @dataclass(frozen=True)
 class DistilSettings(Checked):

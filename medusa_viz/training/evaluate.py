@@ -10,10 +10,11 @@ import torch
 from medusa_viz.models.heads import MedusaHeads
 from medusa_viz.training.data import SELF_SYNTHESISED, Replies
 from medusa_viz.training.objectives import OutputRows
-from medusa_viz.tuning.accuracy import accuracy, subset
+from medusa_viz.tuning.accuracy import Halves, accuracy, shares
 from medusa_viz.tuning.builders import sparse
+from medusa_viz.tuning.calibration import prompt_of
 from medusa_viz.tuning.ranking import ranks_of
-from medusa_viz.tuning.replay import RankTable, replay
+from medusa_viz.tuning.replay import RankTable, subset
 
 REPLAYED_NODES = (3, 7, 15, 63)
 WRITTEN = "written prompts"
@@ -26,7 +27,7 @@ class Scores:
 
     positions[k]: head k's scorable positions; accuracy[k][i]: share of them where exactly rank i is right; a target
     outside the draft vocabulary counts as a miss. tokens_per_step: by number of nodes (text, for JSON), of greedy
-    replies only.
+    replies only, each replayed with trees that were not built from it.
     """
 
     name: str
@@ -123,14 +124,25 @@ def table_to_ship(accuracies: dict[str, list[list[float]]]) -> list[list[float]]
 
 
 def evaluate(table: RankTable, held_out: Replies) -> dict[str, Scores]:
-    """Scores of every group of the replies that `table` ranks. All replays use the trees of one accuracy table, the
-    one that ships."""
-    chosen = groups(held_out)
-    tables = {name: subset(table, replies) for name, replies in chosen.items()}
-    accuracies = {name: accuracy(part) for name, part in tables.items()}
-    guide = table_to_ship({name: found.share.tolist() for name, found in accuracies.items()})
-    trees = {nodes: sparse(guide, nodes) for nodes in REPLAYED_NODES}
-    return {name: Scores(name, int(chosen[name].sum()), list(found.positions), found.share.tolist(),
-                         {str(n): replay(tree, tables[name]).tokens_per_step for n, tree in trees.items()}
-                         if name.endswith("greedy") else {})
-            for name, found in accuracies.items()}
+    """Scores of every group of the replies that `table` ranks."""
+    taken, scores = _steps(table, held_out), {}
+    for name, rows in groups(held_out).items():
+        found, tokens = accuracy(subset(table, rows)), table.lengths[rows].sum()
+        rates = {str(nodes): float(tokens / max(1, steps[rows].sum())) for nodes, steps in taken.items()}
+        scores[name] = Scores(name, int(rows.sum()), list(found.positions), found.share.tolist(),
+                              rates if name.endswith("greedy") else {})
+    return scores
+
+
+def _steps(table: RankTable, held_out: Replies) -> dict[int, np.ndarray]:
+    """By number of nodes, the steps that each greedy reply takes with a sparse tree built from the greedy replies to
+    the other half of the prompts: on its own text a tree looks better than it is. Empty where all answer one prompt."""
+    greedy = held_out.temperature == 0
+    halves = Halves(subset(table, greedy), prompt_of(held_out.select(greedy)) % 2 == 1)
+    if len(halves.masks) < 2:
+        return {}
+    guides = [shares(guide) for guide in halves.guides]
+    taken = {nodes: np.zeros(len(held_out), np.int64) for nodes in REPLAYED_NODES}
+    for nodes, steps in taken.items():
+        steps[greedy], _ = halves.steps(lambda place, nodes=nodes: sparse(guides[place], nodes))
+    return taken

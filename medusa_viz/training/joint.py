@@ -26,7 +26,6 @@ from medusa_viz.training.objectives import (
     head_losses,
     output_rows,
 )
-from medusa_viz.training.run_folder import TrainingError
 from medusa_viz.training.settings import JointSettings
 
 
@@ -36,9 +35,6 @@ class JointTask:
     def __init__(self, backbone: Backbone, replies: Replies, material: Material, settings: JointSettings,
                  module: MedusaHeads, dtype: torch.dtype) -> None:
         material.labels.check()
-        if not backbone.has_plain_head:  # L_LM is worked out from hidden states
-            raise TrainingError(f"{backbone.name} scales or caps its logits, which joint training cannot follow; train "
-                                "medusa1 heads for it.")
         self.backbone, self.replies, self.material = backbone, replies, material
         self.settings, self.module, self.dtype = settings, module, dtype
         self.fingerprint, self.precision = material.fingerprint, material.precision

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from accelerate import PartialState
+from accelerate.utils import broadcast, broadcast_object_list
 
 from medusa_viz.models import checkpoints
 from medusa_viz.models.adapter import is_adapter
@@ -25,12 +27,16 @@ from medusa_viz.training.objectives import output_rows
 from medusa_viz.training.run_folder import TrainingError, checkpoint_of, stored_precision
 from medusa_viz.training.settings import JointSettings, TrainSettings
 from medusa_viz.training.teacher import teach
-from medusa_viz.training.trainer import Trainer
+from medusa_viz.training.trainer import Diverged, Trainer
 from medusa_viz.tuning.accuracy import RANKS_NAME, Calibration, accuracy, save
 from medusa_viz.tuning.calibration import heads_fingerprint, prompt_of
 from medusa_viz.tuning.replay import RankTable, subset
 
 TEACHER_WIDTH = 16  # likeliest tokens kept per soft target
+LARGEST_RISE = 0.03
+"""Of the perplexity of a backbone that is trained too, on the held-out replies. Beyond it the text is no longer the
+model's own, and more tokens per step are no gain."""
+
 NO_HELD_OUT = "There is no held-out reply, so nothing is measured."
 
 Report = Callable[[str, int, int, "dict | None"], None]
@@ -91,12 +97,16 @@ def run(job: Job, resume: bool = False) -> Path:
 
 
 def _precision(job: Job, resume: bool) -> torch.dtype:
-    """Of the large matrix products: what the run was begun with, or what is faster here."""
-    if resume and (stored := stored_precision(job.out)):
-        return getattr(torch, stored)
-    dtype, reason = fast_dtype(job.backbone.device)
-    job.say(f"Precision of the large matrix products: {reason}.")
-    return dtype
+    """Of the large matrix products: what the run was begun with, or what is faster here. One process decides for all,
+    since each would time it anew."""
+    chosen: list[str | None] = [None]
+    if PartialState(cpu=job.backbone.device.type == "cpu").is_main_process:
+        chosen = [stored_precision(job.out) if resume else None]
+        if not chosen[0]:
+            dtype, reason = fast_dtype(job.backbone.device)
+            job.say(f"Precision of the large matrix products: {reason}.")
+            chosen = [str(dtype).removeprefix("torch.")]
+    return getattr(torch, broadcast_object_list(chosen)[0])
 
 
 def _run_joint(job: Job, train: Replies, material: Material, module: MedusaHeads, judge: Judge, dtype: torch.dtype,
@@ -109,8 +119,9 @@ def _run_joint(job: Job, train: Replies, material: Material, module: MedusaHeads
         before = first.total_steps
         if not (resume and checkpoint_of(job.out, 2).is_file()):
             _run_stage(job, first, judge, facts, resume)
-            first.save_checkpoint()
-            judge.best = -1.0  # the second stage is judged by itself: its backbone is another
+            _take_kept(job.out, first)
+            first.save_checkpoint()  # of the heads that the second stage starts from
+            judge.best = None  # the second stage is judged by itself: its backbone is another
     task = JointTask(job.backbone, train, material, settings, module, dtype)
     try:
         if job.init and is_adapter(job.init.folder):
@@ -118,6 +129,20 @@ def _run_joint(job: Job, train: Replies, material: Material, module: MedusaHeads
         _run_stage(job, Trainer(task, settings, job.out, device, stage=2, before=before), judge, facts, resume)
     finally:
         task.adapter.detach()
+
+
+@torch.no_grad()
+def _take_kept(folder: Path, stage: Trainer) -> None:
+    """Give a finished stage the heads of the pass that it kept, where that is not its last. They are read as the
+    folder has them, in half precision, so that a resumed run starts from the same numbers."""
+    if stage.processes.is_main_process:
+        passes = [line for line in stage.log_lines() if "pass" in line]
+        if passes and not passes[-1]["kept"]:
+            kept = checkpoints.load(folder)
+            if kept.config.trained["stage"] == stage.stage:  # else they were taken before a later stage saved its own
+                stage.task.module.load_state_dict(kept.module.state_dict())
+    for parameter in stage.task.module.parameters():
+        parameter.copy_(broadcast(parameter))
 
 
 def _run_stage(job: Job, trainer: Trainer, judge: Judge, facts: dict, resume: bool) -> None:
@@ -136,33 +161,48 @@ def _run_stage(job: Job, trainer: Trainer, judge: Judge, facts: dict, resume: bo
         if better:
             _save(job, trainer, facts | {"passes_done": number} | judge.of_backbone(line), judge.scores,
                   [*trainer.log_lines(), line])
-            judge.save_ranks(job.out, trainer.task.module)
+            judge.save_ranks(job.out, trainer.task)
         job.say(f"Stage {trainer.stage}, pass {number} of {trainer.settings.passes}: {_summary(judge.scores)}"
                 f"{_backbone_words(line)}{'' if better else '; an earlier pass was better and is kept'}")
         return line | {"kept": better}
 
-    def unscored() -> None:
-        """What a run that ends before its first pass leaves."""
-        if main and judge.best < 0 and all(p.isfinite().all() for p in trainer.task.module.parameters()):
-            _save(job, trainer, facts | {"stopped_at_step": trainer.before + trainer.step}, {}, trainer.log_lines())
-
     try:
         trainer.run(after_pass, lambda step, total, line: job.report("train", step, total, line), job.stopped)
-    except TrainingError:
-        unscored()
+    except TrainingError as ended:
+        left = _leave(job, trainer, facts)
+        if isinstance(ended, Diverged):
+            raise Diverged(f"{ended}; {left}.") from None
         raise
+
+
+def _leave(job: Job, trainer: Trainer, facts: dict) -> str:
+    """What lies in the folder of a stage that ends early, in words: the heads of the last pass that was kept. A run
+    that kept none yet leaves its heads as they are, not scored."""
+    kept = [line for line in trainer.log_lines() if line.get("kept")]
+    if kept:
+        return f"the heads of stage {kept[-1]['stage']}, pass {kept[-1]['pass']} are kept"
+    if not all(parameter.isfinite().all() for parameter in trainer.task.module.parameters()):
+        return "the heads hold numbers that are not finite and are not saved"
+    step = trainer.before + trainer.step
+    if trainer.processes.is_main_process:
+        _save(job, trainer, facts | {"stopped_at_step": step}, {}, trainer.log_lines())
+    return f"the heads as of step {step} are kept"
 
 
 class Judge:
     """Scores of heads on the held-out replies, and which pass was the best: the one with the most tokens per step at
-    15 nodes, replayed on greedy replies. Without such replies the last pass counts."""
+    15 nodes, replayed on greedy replies. Where these answer fewer than two prompts the last pass counts. A pass after
+    which the backbone's perplexity has risen by more than LARGEST_RISE is only better than another such pass of higher
+    perplexity."""
 
     def __init__(self, job: Job, held_out: Replies, draft_ids: torch.Tensor | None) -> None:
         self.backbone, self.replies = job.backbone, held_out
         self.rows = output_rows(job.backbone.lm_head, draft_ids, torch.float32)
         self.scores: dict[str, evaluate.Scores] = {}
         self.table: RankTable | None = None
-        self.best = -1.0
+        self.best: tuple[bool, float] | None = None
+        """The merit of the best pass so far."""
+
         self._before = _hidden(job, held_out, torch.float32) if len(held_out) else None
         self._perplexity: float | None = None
 
@@ -184,28 +224,30 @@ class Judge:
             line["same_choice"] = evaluate.same_choice(self._before, states, self.replies, whole)
         return line
 
-    def save_ranks(self, folder: Path, module: MedusaHeads) -> None:
-        """Leave the ranks of the greedy held-out replies beside the heads: they replay any static tree."""
+    def save_ranks(self, folder: Path, task: HeadsTask | JointTask) -> None:
+        """Leave the ranks of the greedy held-out replies beside the heads: they replay any static tree. The replies
+        are those of the backbone before training: of one that was trained too they are not its own text."""
         greedy = self.replies.temperature == 0
         if self.table is None or not greedy.any():
             return
         table, prompts = subset(self.table, greedy), prompt_of(self.replies.select(greedy))
-        about = {"replies": self.replies.name, "heads_fingerprint": heads_fingerprint(module)}
+        about = {"replies": self.replies.name, "heads_fingerprint": heads_fingerprint(task.module)}
+        about |= {"own_text": False} if isinstance(task, JointTask) else {}
         save(folder / RANKS_NAME, Calibration(table, prompts, prompts % 2 == 1, about=about), accuracy(table, prompts))
 
     def improves(self, line: dict) -> bool:
         """Whether no pass before was better; remembers the best."""
         found = _merit(line)
-        if found is not None and found < self.best:
+        if self.best is not None and found < self.best:
             return False
-        self.best = found or 0.0
+        self.best = found
         return True
 
     def remember(self, trainer: Trainer) -> None:
         """Take the best pass of a resumed stage from its log."""
-        past = [_merit(line) or 0.0 for line in trainer.log_lines()
+        past = [_merit(line) for line in trainer.log_lines()
                 if "pass" in line and line["stage"] == trainer.stage and line["step"] <= trainer.before + trainer.step]
-        self.best = max(past, default=-1.0)
+        self.best = max(past, default=None)
 
     @staticmethod
     def of_backbone(line: dict) -> dict:
@@ -213,16 +255,22 @@ class Judge:
         return {name: line[name] for name in ("perplexity", "same_choice") if name in line}
 
 
-def _merit(line: dict) -> float | None:
+def _merit(line: dict) -> tuple[bool, float]:
+    """What passes are compared by, larger is better: whether the text is still the model's, then tokens per step; of
+    a text that is not, how little its perplexity is. Without a replay every pass is as good as the one before."""
+    found = line.get("perplexity")
+    if found and not found["after"] <= (1 + LARGEST_RISE) * found["before"]:
+        return False, -found["after"]
     judged = line["held_out"].get("all, greedy")
-    return judged["tokens_per_step"]["15"] if judged else None
+    return True, judged["tokens_per_step"].get("15", 0.0) if judged else 0.0
 
 
 def _backbone_words(line: dict) -> str:
     if "perplexity" not in line:
         return ""
     before, after = line["perplexity"]["before"], line["perplexity"]["after"]
-    return (f"; held-out perplexity {before:.3f} before, {after:.3f} after, first choice unchanged at "
+    lost = "" if _merit(line)[0] else f" (it rose by more than {LARGEST_RISE:.0%})"
+    return (f"; held-out perplexity {before:.3f} before, {after:.3f} after{lost}, first choice unchanged at "
             f"{line['same_choice']:.1%} of the tokens")
 
 
@@ -231,9 +279,10 @@ def prepare(job: Job, train: Replies) -> tuple[Labels, torch.Tensor | None, dict
     settings, vocab = job.settings, job.backbone.vocab_size
     if not len(train):
         raise data.DataError(f"{job.replies.name} holds no sequence of the training split.")
-    if train.ids.max() >= vocab:
-        raise data.DataError(f"{job.replies.name} holds id {train.ids.max()}, but {job.model} has {vocab:,} tokens: "
-                             "the data belong to another model.")
+    if (largest := job.replies.ids.max(initial=0)) >= vocab:
+        raise data.DataError(f"{job.replies.name} holds id {largest}, but {job.model} has {vocab:,} tokens: the data "
+                             "belong to another model.")
+    _check_logits(job)
     if job.init:
         draft_ids, heads = job.init.module.draft_ids, job.init.module.heads
         if job.init.module.output is not None:
@@ -256,6 +305,16 @@ def prepare(job: Job, train: Replies) -> tuple[Labels, torch.Tensor | None, dict
              "labels_per_head": labels.labelled.tolist(), "draft_rows": rows, "draft_coverage": labels.coverage(),
              "whole_text": job.whole_text, "teacher_width": TEACHER_WIDTH if settings.distill else 0}
     return labels, draft_ids, facts
+
+
+def _check_logits(job: Job) -> None:
+    """Refuse what is worked out from hidden states and the LM head alone where the backbone's logits are more."""
+    joint = isinstance(job.settings, JointSettings)
+    if not (joint or job.settings.distill) or job.backbone.has_plain_head:
+        return
+    cannot = ("joint training cannot follow; train medusa1 heads for it, with --distill 0." if joint else
+              "soft targets cannot follow; pass --distill 0.")
+    raise TrainingError(f"{job.backbone.name} scales or caps its logits, which {cannot}")
 
 
 def _material(job: Job, train: Replies, labels: Labels, draft_ids: torch.Tensor | None, dtype: torch.dtype) -> Material:

@@ -1,7 +1,8 @@
 """The backbone's own next-token distributions over the training text, as soft targets for the heads.
 
 At position t the target of head k is the token at t+k+1, of which the backbone's state at t+k gives the whole
-distribution: LM head(h_{t+k}). The hidden states are on disk already, so this costs one matrix product.
+distribution: LM head(h_{t+k}). The hidden states are on disk already, so this costs one matrix product. Backbones that
+scale or cap their logits have another distribution, so `recipe` refuses soft targets for them.
 """
 
 from __future__ import annotations

@@ -37,6 +37,11 @@ class Stopped(TrainingError):
     """A run that was asked to stop. Its checkpoint is saved."""
 
 
+class Diverged(TrainingError):
+    """A loss or gradient that is no finite number. The weights are those of the step before; the message ends without
+    a full stop, so that it can go on with what is kept."""
+
+
 class Task(Protocol):
     """What a loop minimises. Units are what a pass goes through once: positions, or whole replies."""
 
@@ -132,9 +137,8 @@ class Trainer:
         line = log_line(figures, counts, lambda0, self.task.lm_kind)
         norm = torch.nn.utils.clip_grad_norm_(self._parameters(), self.settings.clip)
         if not (math.isfinite(line["total"]) and norm.isfinite()):
-            raise TrainingError(f"Training stopped at step {self.before + self.step + 1}: the loss is {line['total']} "
-                                f"and the gradient norm {float(norm)}; the heads as of step {self.before + self.step} "
-                                "are kept.")
+            raise Diverged(f"Training stopped at step {self.before + self.step + 1}: the loss is {line['total']} and "
+                           f"the gradient norm {float(norm)}")
         self.optimizer.step()
         rates = [group["lr"] for group in self.optimizer.param_groups]
         return line | {"lr": rates[-1], "lr_heads": rates[0], "gradient_norm": float(norm)}

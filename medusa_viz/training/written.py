@@ -93,7 +93,7 @@ def replies_of(entries: Sequence[Entry], kinds: Sequence[str], name: str) -> Rep
                    np.array([entry.text.starts[-1] for entry in entries], np.int32),
                    np.array([entry.temperature for entry in entries], np.float32),
                    np.array([entry.label.kind for entry in entries], np.uint8), tuple(kinds),
-                   np.array([entry.label.split for entry in entries], np.uint8))
+                   np.array([entry.label.split for entry in entries], np.uint8), self_written=True)
 
 
 def in_order(entries: Sequence[Entry]) -> list[Entry]:

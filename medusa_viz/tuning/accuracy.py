@@ -11,18 +11,18 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from zipfile import BadZipFile
 
 import numpy as np
 
 from medusa_viz.decoding.settings import MAX_RANKS
 from medusa_viz.decoding.tree import TreeShape
+from medusa_viz.models.beside import RANKS_NAME as RANKS_NAME
 from medusa_viz.tuning.builders import sparse
 from medusa_viz.tuning.replay import RankTable, scorable, steps_per_reply, subset
 
 RESAMPLES = 2_000
 CONFIDENCE = 0.95
-RANKS_NAME = "ranks.npz"
-"""The rank table that lies beside heads, where one was made for them."""
 
 INTERVALS = f"{CONFIDENCE:.0%} percentile intervals of {RESAMPLES:,} bootstrap resamples of whole prompts"
 
@@ -110,13 +110,19 @@ class Halves:
         """What trees are built from, to be judged on the replies of the mask in the same place."""
         self._judges = [subset(table, mask) for mask in self.masks]
 
-    def judge(self, grow: Callable[[int], TreeShape], seed: int = 0) -> Rate:
-        """Tokens per step of trees; `grow(i)` builds one from guide i."""
+    def steps(self, grow: Callable[[int], TreeShape]) -> tuple[np.ndarray, int]:
+        """Steps that each reply takes with trees of which `grow(i)` builds one from guide i, and the most nodes of
+        these."""
         steps, nodes = np.zeros(len(self.table.lengths), np.int64), 0
         for place, mask in enumerate(self.masks):
             shape = grow(place)
             steps[mask] = steps_per_reply(shape, self._judges[place])
             nodes = max(nodes, shape.nodes)
+        return steps, nodes
+
+    def judge(self, grow: Callable[[int], TreeShape], seed: int = 0) -> Rate:
+        """Tokens per step of such trees."""
+        steps, nodes = self.steps(grow)
         return rate(nodes, self.table.lengths, steps, self.prompts, seed)
 
 
@@ -176,7 +182,7 @@ def load(path: Path) -> Calibration:
         about = json.loads(str(arrays.get("about", "{}")))
     except FileNotFoundError:
         raise ValueError(f"{path} is not there; `calibrate` writes a rank table.") from None
-    except (OSError, ValueError, KeyError, EOFError) as error:
+    except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
         raise ValueError(f"{path} is no rank table of `calibrate`; that command writes one.") from error
     replies, sure = len(table.lengths), arrays.get("p")
     fold = arrays.get("fold", prompts % 2 == 1)

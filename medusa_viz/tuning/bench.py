@@ -164,7 +164,7 @@ class _Clock(BaseStreamer):
 def limits_of(prompts: Sequence[Sequence[int]], context: int, max_new_tokens: int) -> list[int]:
     """New tokens that each prompt has room for. Raises BenchError where those are too few to time."""
     limits = [min(max_new_tokens, context - len(ids)) for ids in prompts]
-    if min(limits) < 2:
+    if min(limits, default=0) < 2:
         raise BenchError("Two new tokens at least are needed, since the first one comes from the prefill; a prompt or "
                          "the limit leaves room for fewer.")
     return limits

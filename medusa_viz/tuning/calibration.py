@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 from typing import Protocol, Self, TypeVar
 
 import numpy as np
 
 from medusa_viz.decoding.engine import Engine
+from medusa_viz.models.beside import heads_fingerprint, rank_table
 from medusa_viz.models.heads import MedusaHeads
-from medusa_viz.tuning.accuracy import RANKS_NAME, Calibration, load
+from medusa_viz.tuning.accuracy import Calibration, load
 from medusa_viz.tuning.jobs import Job
 from medusa_viz.tuning.latency import Latency
 from medusa_viz.tuning.ranking import fitting_temperatures, ranking
 from medusa_viz.tuning.specs import Facts
-
-FINGERPRINT_DIGITS = 16
 
 
 class Replies(Protocol):
@@ -56,7 +54,8 @@ def calibrating(engine: Engine, replies: Replies, about: dict | None = None) -> 
     fitted = np.flatnonzero(~fold if (~fold).any() else fold)
     temperatures = yield from fitting_temperatures(engine.backbone, engine.drafter, replies, fitted)
     ranked = yield from ranking(engine.backbone, engine.drafter, replies, temperatures)
-    about = (about or {}) | {"heads_fingerprint": heads_fingerprint(engine.drafter.module),
+    about = (about or {}) | {"model": engine.title, "dtype": engine.backbone.placement.dtype_name,
+                             "heads_fingerprint": heads_fingerprint(engine.drafter.module),
                              "perplexity": ranked.perplexity}
     return Calibration(ranked.table, prompts, fold, temperatures, ranked.p, about)
 
@@ -69,34 +68,31 @@ def prompt_of(replies: Replies) -> np.ndarray:
                      for start, length in zip(starts.tolist(), replies.reply_start.tolist())], np.int64)
 
 
-def heads_fingerprint(module: MedusaHeads) -> str:
-    """First hex digits of the SHA-256 of the heads' residual weights: tells one set of heads from another.
-
-    They are rounded as on disk (half) and then as on a card (bfloat16), so that training, a CPU and a card agree.
-    """
-    weights = module.weight.detach()
-    weights = weights.half() if weights.dtype.itemsize > 2 else weights
-    data = weights.bfloat16().float().cpu().contiguous().numpy().tobytes()
-    return hashlib.sha256(data).hexdigest()[:FINGERPRINT_DIGITS]
-
-
-def known_of(source: str, module: MedusaHeads) -> Calibration | None:
-    """The rank table that lies beside heads in their folder, if there is one and it is of these heads."""
-    folder = Path(source)
-    path = (folder if folder.is_dir() else folder.parent) / RANKS_NAME
-    if not path.is_file():
+def known_of(source: str, module: MedusaHeads, model: str = "", dtype: str = "") -> Calibration | None:
+    """The rank table that lies beside heads in their folder, if there is one and it is theirs (on a backbone of this
+    name and dtype, where that is known). One that cannot be read is none: loading the heads said so."""
+    try:
+        path = rank_table(source, module, model, dtype)
+        return load(path) if path else None
+    except ValueError:
         return None
-    known = load(path)
-    return known if known.about.get("heads_fingerprint") == heads_fingerprint(module) else None
+
+
+def known_here(engine: Engine) -> Calibration | None:
+    """The rank table that lies beside the heads in use, if it is theirs on this backbone."""
+    return known_of(engine.loaded.source, engine.drafter.module, engine.title, engine.backbone.placement.dtype_name)
 
 
 def notes_on(known: Calibration, path: Path, module: MedusaHeads) -> list[str]:
-    """A note where a rank table that a person named may be of other heads. Raises ValueError in one sentence where it
-    cannot be of these."""
+    """Notes where a rank table that a person named may be of other heads, or is of replies for judging. Raises
+    ValueError in one sentence where it cannot be of these heads."""
     if known.table.ranks.shape[1] != module.heads:
         raise ValueError(f"{path} ranks {known.table.ranks.shape[1]} heads, but there are {module.heads}.")
     same = known.about.get("heads_fingerprint") in (None, heads_fingerprint(module))
-    return [] if same else [f"{path.name} was made with other heads ({known.about.get('heads', 'unnamed')})"]
+    notes = [] if same else [f"{path.name} was made with other heads ({known.about.get('heads', 'unnamed')})"]
+    if known.about.get("split") in ("all", "held_out"):
+        notes.append(f"{path.name} ranks held-out replies too, so that those judge no tree built from it")
+    return notes
 
 
 def facts_of(engine: Engine, known: Calibration | None = None, latency: Latency | None = None) -> Facts:

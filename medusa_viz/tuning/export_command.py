@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def add_parser(commands: argparse._SubParsersAction) -> None:
     """Add `export` to the command line; its `run` is in the parsed arguments."""
-    from medusa_viz.cli import add_model_options
+    from medusa_viz.cli import add_heads_options
 
     parser = commands.add_parser(
         "export", help="write a tree for another engine, or read one back",
@@ -31,7 +31,7 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
     parser.add_argument("--ranks", type=Path, metavar="FILE.npz", help="rank table of `calibrate`: its "
                         "accuracies build the tree")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write here instead of to standard output")
-    add_model_options(parser)
+    add_heads_options(parser)
     parser.set_defaults(run=run)
 
 
@@ -70,9 +70,9 @@ def _tree(options: argparse.Namespace) -> tuple[TreeShape, list[str]]:
 
 
 def _facts(options: argparse.Namespace) -> Facts:
-    """What the heads' files say, without a backbone."""
-    from medusa_viz.models import checkpoints
-    from medusa_viz.tuning import accuracy
+    """What the heads' files say, without a backbone, and for trees sized by them this device's step times."""
+    from medusa_viz.models import checkpoints, sources
+    from medusa_viz.tuning import accuracy, measure_latency
     from medusa_viz.tuning.calibration import known_of, notes_on
     from medusa_viz.tuning.specs import Facts
 
@@ -80,11 +80,14 @@ def _facts(options: argparse.Namespace) -> Facts:
     if not (options.heads or preset):
         raise ValueError(f"The tree {options.tree} needs Medusa heads: name them with --heads (a folder or file).")
     known = accuracy.load(options.ranks) if options.ranks else None
-    loaded = checkpoints.load(options.heads or heads_folder(preset))
+    loaded = checkpoints.with_ranks(checkpoints.load(options.heads or heads_folder(preset)))
     module = loaded.module
-    for note in notes_on(known, options.ranks, module) if known else []:
+    for note in [*loaded.report.notices, *(notes_on(known, options.ranks, module) if known else [])]:
         print(f"note: {note}", file=sys.stderr)
     known = known or known_of(loaded.source, module)
     rows = module.draft_ids if module.draft_ids is not None else module.output[0] if module.output is not None else ()
-    return Facts(module.heads, () if options.ranks else loaded.config.accuracy, known.table if known else None,
-                 temperatures=known.temperatures if known else (), **({"choices": len(rows)} if len(rows) else {}))
+    title = loaded.titled(sources.title_of(options.model))
+    times = measure_latency.stored_of(title) if options.tree.startswith("sequoia") else None
+    return Facts(module.heads, () if known else loaded.accuracy, known.table if known else None,
+                 times and times.step_ms, known.temperatures if known else (),
+                 **({"choices": len(rows)} if len(rows) else {}))

@@ -172,16 +172,6 @@ def _sglang_shape(steps: int, topk: int, drafted: int) -> TreeShape | None:
     return dense([topk] * steps) if full else None
 
 
-def packed_rows(shape: TreeShape) -> list[list[int]]:
-    """The mask as TensorRT-LLM packs it, rows in breadth-first order: bit j of a row is set where it sees row j, 32 to
-    a signed word."""
-    rows, words = len(shape.mask), (len(shape.mask) + 31) // 32
-    bits = np.zeros((rows, words * 32), np.uint64)
-    bits[:, :rows] = shape.mask
-    packed = (bits.reshape(rows, words, 32) << np.arange(32, dtype=np.uint64)).sum(-1, dtype=np.uint64)
-    return packed.astype(np.uint32).view(np.int32).tolist()
-
-
 FORMATS: dict[str, Format] = {entry.name: entry for entry in (
     Format("tree", "Medusa-Viz tree file (JSON)", _file),
     Format("medusa", "Medusa list", _medusa),
@@ -230,6 +220,10 @@ def _read_object(text: str) -> Imported:
         return Imported(_read_file(body), "tree")
     if isinstance(body.get("speculative_token_tree"), str):
         shape, notes = parse_paths(body["speculative_token_tree"])
+        said = body.get("num_speculative_tokens", shape.nodes)
+        if said != shape.nodes:
+            notes = [*notes, f"num_speculative_tokens says {said!r:.20}, but the tree has {shape.nodes:,} "
+                     f"node{'s' * (shape.nodes != 1)}, and is taken"]
         return Imported(shape, "vllm", notes)
     tokens = body.get("num_speculative_tokens")
     if isinstance(tokens, int) and not isinstance(tokens, bool) and 0 < tokens <= 64:

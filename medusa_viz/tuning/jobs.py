@@ -9,18 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Progress:
-    """`done` of `total` parts are done; `part` names the one that was."""
+    """`done` of `total` parts are done; `part` names the one that was. `so_far`: the result that the job leaves if it
+    ends here, of what is complete by now; None where that is nothing."""
 
     done: int
     total: int
     part: str = ""
+    so_far: Any = None
 
 
 Job = Generator[Progress, None, T]

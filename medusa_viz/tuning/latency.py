@@ -23,7 +23,7 @@ VERSION = 1
 ROWS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128, 256)
 BATCHES = (1, 4, 8, 32)
 KNOTS = 3  # bends of the fit, at measured rows
-KEY_FIELDS = ("model", "heads", "device", "cpu", "dtype", "threads", "torch")
+KEY_FIELDS = ("model", "heads", "device", "cpu", "dtype", "threads", "torch", "linears", "step")
 
 
 class LatencyError(ValueError):
@@ -174,7 +174,7 @@ def load(path: Path) -> Latency:
 
 
 def cache_file(root: Path, about: dict[str, Any]) -> Path:
-    """Where the curve of this model, device, dtype and threads lies in a cache folder."""
+    """Where the curve of this model, device, dtype, threads and way to run a step lies in a cache folder."""
     key = json.dumps([about.get(name) for name in KEY_FIELDS])
     return root / "latency" / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
 
@@ -186,6 +186,19 @@ def cached(root: Path, about: dict[str, Any]) -> Latency | None:
     except (OSError, ValueError):
         return None
     return found if all(found.about.get(name) == about.get(name) for name in KEY_FIELDS) else None
+
+
+def newest(root: Path, wanted: dict[str, Any]) -> Latency | None:
+    """The curve kept last of those whose `about` agrees with `wanted`, or None."""
+    files = [path for path in (root / "latency").glob("*.json") if path.is_file()]
+    for path in sorted(files, key=lambda path: path.stat().st_mtime, reverse=True):
+        try:
+            found = from_json(path.read_text("utf-8"), "the cache", recorded=False)
+        except (OSError, ValueError):
+            continue
+        if all(found.about.get(name) == value for name, value in wanted.items()):
+            return found
+    return None
 
 
 def keep(root: Path, latency: Latency) -> Path:

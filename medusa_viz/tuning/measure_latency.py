@@ -6,6 +6,7 @@ else the machine does falls on all alike. The first round warms up and is not co
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from datetime import date
 from pathlib import Path
@@ -19,11 +20,12 @@ from medusa_viz.decoding import decoder
 from medusa_viz.decoding.engine import Engine
 from medusa_viz.decoding.settings import MAX_RANKS, Acceptance
 from medusa_viz.decoding.tree import dense
+from medusa_viz.models.device import Placement, choose, settle
 from medusa_viz.models.fetch import cache_root
 from medusa_viz.tuning.bench import cpu_name
 from medusa_viz.tuning.dynamic import dynamic
 from medusa_viz.tuning.jobs import Job, Progress
-from medusa_viz.tuning.latency import ROWS, Curve, Latency, Spread, cached, keep
+from medusa_viz.tuning.latency import ROWS, Curve, Latency, Spread, cached, keep, newest
 
 PREFIXES = (64, 1024)
 ROUNDS = 7
@@ -32,17 +34,27 @@ PARTS = ("heads", "redraft", "verify", "accept", "commit")
 
 
 def about(engine: Engine) -> dict[str, Any]:
-    """What a curve belongs to: model, device, dtype, threads and the like; no path, no host name."""
+    """What a curve belongs to: model, device, dtype, threads, how its steps run and the like; no path, no host name.
+    """
     backbone, drafter = engine.backbone, engine.drafter
     return {"model": engine.title, "heads": f"{drafter.heads} heads, {drafter.choices} rows",
-            "device": backbone.placement.device_name, "cpu": cpu_name(), "dtype": backbone.placement.dtype_name,
-            "threads": backbone.placement.threads, "linears": backbone.linears.split(",")[0],
-            "torch": torch.__version__}
+            **_place(backbone.placement), "linears": re.split(r", | \(", backbone.linears)[0],
+            "step": backbone.step.partition(" (")[0]}
+
+
+def _place(placement: Placement) -> dict[str, Any]:
+    return {"device": placement.device_name, "cpu": cpu_name(), "dtype": placement.dtype_name,
+            "threads": placement.threads, "torch": torch.__version__}
 
 
 def stored(engine: Engine, root: Path | None = None) -> Latency | None:
     """This device's curve from the user's cache, if it was measured before."""
     return cached(root or cache_root(), about(engine))
+
+
+def stored_of(title: str, root: Path | None = None) -> Latency | None:
+    """The newest curve of a model that is not loaded, on the device and in the dtype that it would get by itself."""
+    return newest(root or cache_root(), {"model": title, **_place(choose())})
 
 
 def measuring(engine: Engine, rows: Sequence[int] = ROWS, prefixes: Sequence[int] = PREFIXES, rounds: int = ROUNDS,
@@ -65,14 +77,14 @@ def measuring(engine: Engine, rows: Sequence[int] = ROWS, prefixes: Sequence[int
 
 
 class _Bench:
-    """Prefilled caches, and trees of every number of rows."""
+    """Trees of every number of rows, behind caches that are prefilled when they are first needed."""
 
     def __init__(self, engine: Engine, rows: Sequence[int], prefixes: Sequence[int]) -> None:
         self.engine, backbone = engine, engine.backbone
         self.rows = tuple(rows)
         most = backbone.context - 2  # a root and one level behind the prefix
         self.prefixes = sorted({min(prefix, most) for prefix in prefixes})
-        self.states = {prefix: self._state(prefix) for prefix in self.prefixes}
+        self.states: dict[int, decoder.DecodingState] = {}
         self.plans = {count: self._plan(count) for count in rows}
         self.rebuilt = dynamic(engine.drafter.heads, REBUILT_NODES, choices=engine.drafter.choices)
         self.drafting = decoder.plan(dense([min(MAX_RANKS, engine.drafter.choices)]), backbone, engine.drafter)
@@ -91,6 +103,8 @@ class _Bench:
 
     def run(self, prefix: int, count: int) -> dict[str, float]:
         """One step without its effect: milliseconds of each part."""
+        if prefix not in self.states:
+            self.states[prefix] = self._state(prefix)
         backbone, state, plan = self.engine.backbone, self.states[prefix], self.plans[count]
         tokens = torch.arange(count, device=backbone.device) % backbone.vocab_size
         candidates = decoder.Candidates(tokens, None)
@@ -109,8 +123,7 @@ class _Bench:
         return {part: (b - a) * 1e3 for part, a, b in zip(PARTS, marks, marks[1:])}
 
     def _now(self) -> float:
-        if self.engine.backbone.device.type == "cuda":
-            torch.cuda.synchronize(self.engine.backbone.device)
+        settle(self.engine.backbone.device)
         return perf_counter()
 
     def latency(self, times: dict[tuple[str, int, int], list[float]], rounds: int) -> Latency:

@@ -22,7 +22,7 @@ from medusa_viz.tuning.jobs import Job, Progress, finish
 from medusa_viz.tuning.replay import NOT_RANKED, RankTable
 
 KEPT_RANKS = 64
-BATCH_TOKENS = 1024  # padded tokens per forward
+BATCH_TOKENS, CUDA_BATCH_TOKENS = 256, 1024  # padded tokens per forward; a CPU takes longer per token from 256 on
 CHUNK = 256  # positions whose logits exist at once, for all heads
 
 FITTED_POSITIONS = 1_024
@@ -51,7 +51,8 @@ class Ranked:
 
 def ranking(backbone: Backbone, drafter: Drafter, replies: Sequences, temperatures: Sequence[float] = (),
             ranks: int = MAX_RANKS) -> Job[Ranked]:
-    """Rank of every reply token under every head; a part is one forward pass over a few replies, counted in positions.
+    """Rank of every reply token under every head, counted in positions; a part is one forward pass over a few replies
+    at most, and CHUNK positions under the heads.
 
     A rank counts the draftable tokens with a larger logit, and those with an equal one and a lower id; from KEPT_RANKS
     on it is NOT_RANKED. With `temperatures`, one per head, the probabilities of the best `ranks` tokens are kept too.
@@ -62,15 +63,15 @@ def ranking(backbone: Backbone, drafter: Drafter, replies: Sequences, temperatur
     table = np.full((total, drafter.heads), NOT_RANKED, np.uint8)
     p = np.zeros((total, drafter.heads, width), np.float16) if len(temperatures) else None
     place_of, done, surprise = _draft_places(drafter, backbone.vocab_size), 0, 0.0
-    for batch in _batches(np.diff(replies.offsets)):
+    for batch in _batches(np.diff(replies.offsets), backbone):
         for i, logits, targets, first, own in _forced(backbone, drafter, replies, batch, starts, lengths, place_of):
             surprise += own
             rows = slice(first_rows[i] + first, first_rows[i] + first + logits.shape[1])
             table[rows] = ranks_of(logits, targets)
             if p is not None:
                 p[rows] = top_p(logits, temperatures, width)
-        done += int(lengths[batch].sum())
-        yield Progress(done, total, "ranking")
+            done += logits.shape[1]
+            yield Progress(done, total, "ranking")
     perplexity = math.exp(surprise / max(1, total)) if backbone.has_plain_head else None
     return Ranked(RankTable(table, lengths), p, perplexity)
 
@@ -83,19 +84,19 @@ def rank_replies(backbone: Backbone, drafter: Drafter, replies: Sequences) -> Ra
 def fitting_temperatures(backbone: Backbone, drafter: Drafter, replies: Sequences, chosen: np.ndarray | None = None,
                          positions: int = FITTED_POSITIONS) -> Job[tuple[float, ...]]:
     """Per head the temperature of TEMPERATURES at which its probabilities lose least on the tokens that came: mean of
-    −log p over the first of the `chosen` replies (numbers; None: all) that hold `positions` positions. A part is one
-    forward pass."""
+    −log p over the first of the `chosen` replies (numbers; None: all) that hold `positions` positions. Parts are those
+    of `ranking`."""
     starts, lengths = _drafting(replies)
     chosen = np.arange(len(lengths)) if chosen is None else chosen
     chosen = chosen[: int(np.searchsorted(np.cumsum(lengths[chosen]), positions)) + 1]
     place_of, total, done = _draft_places(drafter, backbone.vocab_size), int(lengths[chosen].sum()), 0
     loss = np.zeros((drafter.heads, len(TEMPERATURES)))
-    for places in _batches(np.diff(replies.offsets)[chosen]):
+    for places in _batches(np.diff(replies.offsets)[chosen], backbone):
         batch = chosen[places]
         for _, logits, targets, _, _ in _forced(backbone, drafter, replies, batch, starts, lengths, place_of):
             loss += _losses(logits, targets)
-        done += int(lengths[batch].sum())
-        yield Progress(done, total, "temperatures")
+            done += logits.shape[1]
+            yield Progress(done, total, "temperatures")
     return tuple(TEMPERATURES[best] for best in loss.argmin(1).tolist())
 
 
@@ -151,11 +152,12 @@ def forced_states(backbone: Backbone, texts: Sequence[Tensor]) -> Iterator[Tenso
     return (states[: len(ids)] for ids, states in zip(texts, backbone.states(texts)))
 
 
-def _batches(lengths: np.ndarray) -> Iterator[list[int]]:
+def _batches(lengths: np.ndarray, backbone: Backbone) -> Iterator[list[int]]:
     """Sequences of like length together, longest first."""
+    most = CUDA_BATCH_TOKENS if backbone.device.type == "cuda" else BATCH_TOKENS
     batch: list[int] = []
     for i in np.argsort(-lengths, kind="stable").tolist():
-        if batch and lengths[batch[0]] * (len(batch) + 1) > BATCH_TOKENS:
+        if batch and lengths[batch[0]] * (len(batch) + 1) > most:
             yield batch
             batch = []
         batch.append(i)

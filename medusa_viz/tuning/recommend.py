@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from medusa_viz.decoding.tree import TreeShape
@@ -99,14 +100,24 @@ class Survey:
         self._guides = [facts.on(guide) for guide in self._halves.guides] if self._halves else []
 
     def running(self, builders: Sequence[str] = COMPARED, budgets: Sequence[int] = BUDGETS) -> Job[list[Option]]:
-        """Every builder at every budget; a part is one tree. A builder that lacks a fact is left out."""
-        pairs = [(name, budget) for name in builders if not specs.lacking(name, self.facts) for budget in budgets
+        """Every builder at every budget, and `sequoia` at the size that it favours; a part is one tree. A builder that
+        lacks a fact is left out."""
+        pairs = [(name, budget) for name in builders if not specs.lacking(name, self.facts)
+                 for budget in sorted({*budgets, *([self.favoured] if name == "sequoia" and self.favoured else [])})
                  if not (name == "dynamic" and budget > MOST_REBUILT)]
         options: list[Option] = []
         for done, (name, budget) in enumerate(pairs, start=1):
             options.append(self.of_budget(name, budget))
             yield Progress(done, len(pairs), f"{name}:{budget}")
         return options
+
+    @cached_property
+    def favoured(self) -> int:
+        """Nodes of `sequoia` where it is told no number; 0 where plain decoding is faster or no step times are known.
+        """
+        if not (self.latency and self.facts.rates):
+            return 0
+        return specs.favoured(self.facts.rates, lambda nodes: self.latency.step_ms(nodes, self.batch, self.curve)).nodes
 
     def of_budget(self, name: str, budget: int, walls: Sequence[int] | None = None, seed: int = 0) -> Option:
         """A builder at a budget, each half's tree judged on the other half. Raises TreeError."""

@@ -21,7 +21,7 @@ from medusa_viz.tuning.dynamic import DynamicTrees, dynamic
 from medusa_viz.tuning.joint import joint
 from medusa_viz.tuning.published_trees import published
 from medusa_viz.tuning.replay import RankTable
-from medusa_viz.tuning.sequoia import best_size, sequoia
+from medusa_viz.tuning.sequoia import Size, best_size, sequoia, walled
 
 if TYPE_CHECKING:
     from medusa_viz.decoding.decoder import Tree
@@ -114,7 +114,7 @@ LACKING = {
     "accuracy": "needs the heads' accuracies, and their file holds none; name another one, such as chain or "
                 "dense:3,2,1",
     "table": "needs a rank table of these heads, which `calibrate` writes",
-    "step_ms": "needs measured step times, which `tune` takes",
+    "step_ms": "needs step times measured on this device: run `tune` first, or name a number of nodes",
 }
 
 
@@ -208,9 +208,14 @@ def of_budget(name: str, facts: Facts, budget: int, walls: Sequence[int] | None 
 
 def _sized(facts: Facts, walls: tuple[int, ...] | None) -> Built:
     _need("sequoia", ("accuracy", "step_ms"), facts)
-    size = best_size(facts.rates, facts.step_ms, AUTO_BUDGET)
+    size = favoured(facts.rates, facts.step_ms, walls)
     tree = sequoia(facts.rates[: size.depth], size.nodes, walls)
-    return Built(tree, [f"measured step times favour {size.nodes} nodes to depth {size.depth}"])
+    return Built(tree, [f"measured step times favour {tree.nodes} nodes to depth {tree.height}"])
+
+
+def favoured(rates: Accuracy, step_ms: Callable[[int], float], walls: Sequence[int] | None = None) -> Size:
+    """The size that step times favour for `sequoia`, among trees within walls of top-s."""
+    return best_size(walled(rates, walls), step_ms, AUTO_BUDGET)
 
 
 def lacking(name: str, facts: Facts) -> str:

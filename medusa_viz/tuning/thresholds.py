@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -24,8 +24,6 @@ from medusa_viz.models.backbone import Backbone
 from medusa_viz.tuning.bench import Run, stepping
 from medusa_viz.tuning.jobs import Job, Progress, within
 
-EPSILONS = tuple(round(0.01 * i, 2) for i in range(1, 26))
-TEMPERATURES = (0.3, 0.5, 0.7, 0.9, 1.1, 1.3)
 TEMPERATURE = 0.7  # at which ε is varied
 EPSILON = 0.09  # at which T is varied
 CHUNK = 64  # rows of logits looked at once
@@ -53,23 +51,47 @@ class Point:
     proxy: Proxy
 
 
-def studying(engine: Engine, tree: Tree, prompts: Sequence[Sequence[int]], epsilons: Sequence[float] = EPSILONS,
-             temperatures: Sequence[float] = TEMPERATURES, max_new_tokens: int = 64) -> Job[list[Point]]:
-    """Decode every prompt at every setting; a part is one step. ε runs at T = 0.7 with δ = √ε, T at ε = 0.09."""
-    points: list[Point] = []
+@dataclass(frozen=True)
+class Studied:
+    """The points of a study, and how many were `asked` for: more where it was stopped."""
+
+    points: tuple[Point, ...]
+    asked: int
+
+
+def studying(engine: Engine, tree: Tree, prompts: Sequence[Sequence[int]], epsilons: Sequence[float],
+             temperatures: Sequence[float], max_new_tokens: int = 64) -> Job[Studied]:
+    """Decode every prompt at every setting; a part is one step, or one text judged. ε runs at T = 0.7 with δ = √ε,
+    T at ε = 0.09."""
     settings = _settings(epsilons, temperatures)
-    total, plain_greedy = len(settings) * len(prompts), []
+    found, decoded = Studied((), len(settings)), {}
     for done, (kind, heat, chosen) in enumerate(settings):
-        runs = plain_greedy if kind == "greedy" else []
-        drafting = tree if kind == "typical" else PLAIN
-        for number, ids in enumerate(prompts if not runs else ()):  # greedy text is the same at every T
-            now = Progress(done * len(prompts) + number, total, kind)
-            runs.append((yield from within(
-                stepping(engine.backbone, engine.drafter, drafting, ids, max_new_tokens, _seeded(chosen, number)),
-                lambda _, now=now: now)))
-        points.append(_point(engine.backbone, kind, heat, chosen, prompts, runs))
-        yield Progress((done + 1) * len(prompts), total, kind)
-    return points
+        now = Progress(done * len(prompts), len(settings) * len(prompts), kind, found if found.points else None)
+        if chosen not in decoded:  # greedy text is the same at every T
+            drafting = tree if kind == "typical" else PLAIN
+            job = _decoding(engine, drafting, prompts, max_new_tokens, chosen)
+            decoded[chosen] = yield from within(job, _behind(now))
+        runs = decoded[chosen]
+        judged = yield from within(judging(engine.backbone, prompts, [run.ids for run in runs], heat), _behind(now))
+        found = replace(found, points=(*found.points, _point(kind, heat, chosen, runs, judged)))
+        yield replace(now, done=now.done + len(prompts), so_far=found)
+    return found
+
+
+def _behind(now: Progress) -> Callable[[Progress], Progress]:
+    """How a point's own parts count in the study."""
+    return lambda part: replace(now, done=now.done + part.done)
+
+
+def _decoding(engine: Engine, tree: Tree, prompts: Sequence[Sequence[int]], max_new_tokens: int, settings: Acceptance
+              ) -> Job[list[Run]]:
+    """All prompts at one setting, each with another draw."""
+    runs = []
+    for number, ids in enumerate(prompts):
+        drawn = replace(settings, seed=number)
+        runs.append((yield from within(stepping(engine.backbone, engine.drafter, tree, ids, max_new_tokens, drawn),
+                                       lambda _, number=number: Progress(number, len(prompts)))))
+    return runs
 
 
 def _settings(epsilons: Sequence[float], temperatures: Sequence[float]) -> list[tuple[str, float, Acceptance]]:
@@ -82,23 +104,20 @@ def _settings(epsilons: Sequence[float], temperatures: Sequence[float]) -> list[
     return marks + typical
 
 
-def _seeded(settings: Acceptance, number: int) -> Acceptance:
-    """Another draw for every prompt."""
-    return Acceptance(settings.mode, settings.temperature, settings.epsilon, settings.delta, settings.top_p, number)
-
-
-def _point(backbone: Backbone, kind: str, heat: float, settings: Acceptance, prompts: Sequence[Sequence[int]],
-           runs: Sequence[Run]) -> Point:
+def _point(kind: str, heat: float, settings: Acceptance, runs: Sequence[Run], judged: Proxy) -> Point:
     tokens, steps = sum(len(run.ids) for run in runs), sum(len(run.committed) for run in runs)
     typical = kind == "typical"
     return Point(kind, heat, settings.epsilon if typical else None, settings.delta if typical else None, tokens,
-                 tokens / steps, proxy(backbone, prompts, [run.ids for run in runs], heat))
+                 tokens / steps, judged)
 
 
-def proxy(backbone: Backbone, prompts: Sequence[Sequence[int]], texts: Sequence[Sequence[int]], temperature: float
-          ) -> Proxy:
-    """The quality proxy of texts behind their prompts."""
-    total = sum(surprise(backbone, ids, text, temperature) for ids, text in zip(prompts, texts) if text)
+def judging(backbone: Backbone, prompts: Sequence[Sequence[int]], texts: Sequence[Sequence[int]], temperature: float
+            ) -> Job[Proxy]:
+    """The quality proxy of texts behind their prompts; a part is one text."""
+    total = 0.0
+    for ids, text in zip(prompts, texts):
+        total += surprise(backbone, ids, text, temperature) if text else 0.0
+        yield Progress(len(texts), len(texts))
     threes, fours = ([grams(text, n) for text in texts] for n in (3, 4))
     distinct, repeated = _share(threes, lambda of_text: len(set(of_text))), _share(
         fours, lambda of_text: len(of_text) - len(set(of_text)))

@@ -30,22 +30,28 @@ def latency(curve: Latency, place: int) -> str:
     return "\n".join(lines) + "\n"
 
 
-def builders(table: Sequence[Option], sizes: Sequence[int]) -> str:
-    """Builders × sizes: replayed tokens per step and predicted tokens per second."""
-    names = list(dict.fromkeys(option.spec.partition(":")[0] for option in table))
-    by_spec = {option.spec: option for option in table}
-    lines = [DEFINITIONS, f"{'nodes':>12}" + "".join(f"{size:>24}" for size in sizes)]
+def builders(trees: Sequence[Option], sizes: Sequence[int], batch: int, favoured: int) -> str:
+    """Builders × sizes: replayed tokens per step and predicted tokens per second, of all texts of a batch together; and
+    the size that `sequoia` favours."""
+    names = list(dict.fromkeys(option.spec.partition(":")[0] for option in trees))
+    by_spec = {option.spec: option for option in trees}
+    of_all = f" of all {batch} texts" if batch > 1 else ""
+    lines = [f"{DEFINITIONS}; /s: predicted tokens per second{of_all}",
+             f"{'nodes':>12}" + "".join(f"{size:>24}" for size in sizes)]
     for name in names:
-        lines.append(f"{name:>12}" + "".join(f"{_cell(by_spec.get(f'{name}:{size}')):>24}" for size in sizes))
+        lines.append(f"{name:>12}" + "".join(f"{_cell(by_spec.get(f'{name}:{size}'), batch):>24}" for size in sizes))
+    sized = by_spec.get(f"sequoia:{favoured}")
+    lines.append(f"without a number, step times favour sequoia:{favoured}: {_cell(sized, batch)}" if sized else
+                 "without a number, step times favour no sequoia tree: plain decoding is expected to be as fast")
     return "\n".join(lines) + "\n"
 
 
-def _cell(option: Option | None) -> str:
+def _cell(option: Option | None, batch: int) -> str:
     if option is None:
         return "-"
     steps = f"{option.replayed.tokens_per_step:.3f}" if option.replayed else "-"
     expected = f" [{option.expected:.3f}]" if option.expected is not None else ""
-    speed = f" {option.tokens_per_second:.1f}/s" if option.tokens_per_second else ""
+    speed = f" {batch * option.tokens_per_second:.1f}/s" if option.tokens_per_second else ""
     return steps + expected + speed
 
 
@@ -81,11 +87,11 @@ def batches(trees: Sequence[Option], curve: Latency, place: int) -> str:
 
 
 def measured(runs: Sequence[Measured], predicted: Sequence[Option], elsewhere: bool) -> str:
-    """What was measured beside what was predicted; errors in percent of the measured figure. Speeds predicted for
-    another device (`elsewhere`) are not held against this one."""
+    """What was measured beside what was predicted for one text behind a short prefix, as these are decoded; errors in
+    percent of the measured figure. Speeds predicted for another device (`elsewhere`) are not held against this one."""
     options = {option.spec: option for option in predicted}
-    lines = ["measured just now, greedy, taking turns; errors of expected and replayed tokens per step and of "
-             "predicted tokens per second, in percent of the measured figure",
+    lines = ["measured just now, greedy, one text at a time, taking turns; errors of expected and replayed tokens per "
+             "step and of predicted tokens per second, in percent of the measured figure",
              f"{'tree':>16}{'nodes':>7}{'tokens/step':>13}{'expected':>10}{'replayed':>10}{'ms/step':>9}{'tokens/s':>10}"
              f"{'predicted':>11}{'/plain':>8}   equals greedy"]
     plain = next(run for run in runs if run.name == PLAIN_NAME)

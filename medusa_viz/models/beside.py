@@ -1,0 +1,74 @@
+"""The rank table that lies beside heads: whether it is theirs, and the accuracies that it holds.
+
+`tuning.accuracy` writes such tables and reads the whole of them. Here is what loading heads needs, so that whoever
+builds a tree for them goes by the same accuracies.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+from zipfile import BadZipFile
+
+import numpy as np
+
+from medusa_viz.models.memory import QUANTISED
+
+if TYPE_CHECKING:
+    from medusa_viz.models.heads import MedusaHeads
+
+RANKS_NAME = "ranks.npz"
+FINGERPRINT_DIGITS = 16
+UNREADABLE = "The rank table {} beside the heads cannot be read; `calibrate` writes one."
+
+
+def heads_fingerprint(module: MedusaHeads) -> str:
+    """First hex digits of the SHA-256 of the heads' residual weights: tells one set of heads from another.
+
+    They are rounded as on disk (half) and then as on a card (bfloat16), so that training, a CPU and a card agree.
+    """
+    weights = module.weight.detach()
+    weights = weights.half() if weights.dtype.itemsize > 2 else weights
+    data = weights.bfloat16().float().cpu().contiguous().numpy().tobytes()
+    return hashlib.sha256(data).hexdigest()[:FINGERPRINT_DIGITS]
+
+
+def is_of(about: Mapping[str, object], module: MedusaHeads, model: str = "", dtype: str = "") -> bool:
+    """Whether a table was made with these heads, and on this backbone as far as both say: another model drafts from
+    other states, and a quantised one writes another text."""
+    if about.get("heads_fingerprint") != heads_fingerprint(module):
+        return False
+    made_on, made_in = about.get("model"), about.get("dtype")
+    if model and made_on and Path(str(made_on)).name.lower() != Path(model).name.lower():
+        return False
+    return not (dtype and made_in) or made_in == dtype or not {made_in, dtype} & set(QUANTISED)
+
+
+def rank_table(source: str, module: MedusaHeads, model: str = "", dtype: str = "") -> Path | None:
+    """The rank table in the folder of heads, if there is one and it is theirs. Raises ValueError for one that cannot
+    be read."""
+    folder = Path(source)
+    path = (folder if folder.is_dir() else folder.parent) / RANKS_NAME
+    if not path.is_file():
+        return None
+    try:
+        about = dict(json.loads(str(_array(path, "about"))))
+    except (TypeError, json.JSONDecodeError) as error:
+        raise ValueError(UNREADABLE.format(path)) from error
+    return path if is_of(about, module, model, dtype) else None
+
+
+def accuracies(path: Path) -> list[list[float]]:
+    """K rows of a_k(i), as the table holds them. Raises ValueError."""
+    return _array(path, "accuracy").tolist()
+
+
+def _array(path: Path, name: str) -> np.ndarray:
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return file[name]
+    except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
+        raise ValueError(UNREADABLE.format(path)) from error

@@ -1,6 +1,7 @@
 // The spine: transport, phase bar, headline, status line, and the play loop.
 
 import { milliseconds, sleep } from './dom.js';
+import { cutLine } from './whole.js';
 
 const SPEEDS = [0.5, 1, 2, 4, 16];
 const PERIOD_MS = 1500;
@@ -9,6 +10,7 @@ const PATH_KNOWN = 3;
 
 export function createControls(app) {
   const { parts, t } = app;
+  parts.writeStatus = cutLine(parts.status);
   for (const speed of SPEEDS) {
     parts.speed.add(new Option(t('ui.speed_value', { value: speed }), speed, speed === 1, speed === 1));
   }
@@ -28,6 +30,7 @@ export function createControls(app) {
     draw(view) {
       const { can } = view.run;
       parts.step.disabled = !can.step;
+      parts.step.title = can.step ? '' : view.run.verify_blocked;
       for (const action of ['back', 'forward', 'reset']) parts[action].disabled = !can[action];
       parts.play.disabled = !can.play;
       parts.verify.hidden = !view.run.verify;
@@ -113,7 +116,7 @@ export function playback(app) {
 export function drawStatus(app, status, run) {
   const { parts } = app;
   parts.status.dataset.state = status.notice && status.state === 'ready' ? 'notice' : status.state;
-  parts.status.textContent = app.said || status.notice || status.text;
+  parts.writeStatus(app.said || status.notice || status.text);
   parts.model.textContent = status.title;
   parts.root.dataset.model = status.state;
   parts.banner.textContent = run.banner;

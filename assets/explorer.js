@@ -14,7 +14,7 @@ import { createOutline } from './outline.js';
 import { createCache, createHeads, createMerits, createVerdict } from './panels.js';
 import { createMask, createTree, unpacked } from './figures.js';
 import { Screen } from './screen.js';
-import { Selection } from './selection.js';
+import { parentPath, Selection } from './selection.js';
 import { createText } from './text.js';
 import { Tooltip } from './tooltip.js';
 import { installPages } from './pages.js';
@@ -43,7 +43,7 @@ export function mount(element, session) {
 function createApp(element, session) {
   const t = translator(session.texts);
   element.lang = document.documentElement.lang = session.lang;
-  const parts = buildLayout(element, t);
+  const parts = buildLayout(element, t, session.options.longest_prompt);
   const app = {
     root: element, parts, t, session, options: session.options, view: null, phase: ARRIVAL, playing: null,
     screen: new Screen(element), tip: new Tooltip(element), selection: new Selection(element),
@@ -113,6 +113,8 @@ async function show(app, view, job) {
   app.root.dataset.phase = app.phase;
   app.tip.hide();
   app.selection.bind(view.tree.nodes);
+  if (job.action === 'fold') app.selection.rise();
+  else if (job.action !== 'open') unfold(app);
   // The tree comes first on a wide screen; there the outline is only read, and follows it.
   if (app.screen.phone) app.outline.draw();
   for (const panel of app.panels) panel.draw(view);
@@ -156,10 +158,16 @@ function phaseChanged(app) {
 
 function select(app) {
   if (!app.view) return;
+  unfold(app);
   for (const panel of [...app.panels, app.outline, app.tree]) panel.select?.();
   app.guessed = '';
   describe(app);
   mark(app);
+}
+
+// The selected node is always drawn, whatever the tree folds.
+function unfold({ selection: { node }, act }) {
+  if (node.depth > 0 && node.x === null) act('open', { path: parentPath(node.path) });
 }
 
 // One sentence on the shown node, or on what was guessed until another node or step is looked at; before the backbone

@@ -6,11 +6,8 @@ export function createExports(app) {
   const { parts, t, session } = app;
   const item = (id, does) => h('button', { id, role: 'menuitem', onclick: () => choose(does) }, t(`ui.${id.replace('-', '_')}`));
   const items = {
-    save: item('save', async () => save(await session.record())),
-    text: item('copy-text', async () => {
-      const text = await session.written();
-      return copied(text, 'ui.text_copied', { n: [...text].length });
-    }),
+    save: item('save', () => told(session.record(), save)),
+    text: item('copy-text', () => told(session.written(), (text) => copied(text, 'ui.text_copied', { n: [...text].length }))),
     command: item('copy-command', () => copied(app.view.run.command, 'ui.command_copied')),
   };
   const opener = h('summary', { class: 'mv-tool', 'aria-label': t('ui.export'), title: t('ui.export') }, icon('export'));
@@ -35,12 +32,22 @@ export function createExports(app) {
     return t('ui.saved', { name });
   }
 
+  // Nothing comes of a run that the server no longer has; the next look says why.
+  async function told(coming, does) {
+    const text = await coming;
+    if (text) return does(text);
+    await app.act('poll');
+    return '';
+  }
+
   const copied = async (text, key, values) => ((await copy(text)) ? t(key, values) : t('ui.copy_refused'));
 
   return {
-    draw({ steps, run }) {
-      items.save.disabled = items.text.disabled = steps.count === 0;
+    draw({ steps, run, text }) {
+      items.save.disabled = steps.count === 0;
+      items.text.disabled = !text.chips.some(({ src }) => src !== null);
       items.command.disabled = !run.command;
+      items.command.title = run.command_blocked;
     },
   };
 }

@@ -2,6 +2,8 @@
 
 import { h, symbol } from './dom.js';
 
+const PATH_KNOWN = 3;
+
 export function createGains(app) {
   const { parts, t } = app;
   parts.gains.addEventListener('click', (event) => {
@@ -12,7 +14,7 @@ export function createGains(app) {
     const { view: { gains }, selection, phase } = app;
     const most = gains.rows[0]?.value || 1;
     parts.gains.replaceChildren(
-      h('p', { class: 'mv-verdict-head' }, gains.note),
+      h('p', { class: 'mv-verdict-head' }, phase < PATH_KNOWN ? gains.expected : gains.note),
       ...gains.rows.map(({ row, value, text }) => {
         const node = selection.nodes.get(row);
         const path = selection.ancestors(row).slice(1).map((one) => selection.nodes.get(one).text);

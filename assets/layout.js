@@ -6,14 +6,14 @@ const PHASES = ['propose', 'verify', 'accept', 'commit'];
 const LEGEND = ['accepted', 'shorter', 'behind', 'rejected', 'next'];
 const SEGMENTS = ['tree', 'mask', 'verdict', 'knobs'];
 
-// Builds everything below `root` and returns the parts by name.
-export function buildLayout(root, t) {
+// Builds everything below `root` and returns the parts by name; a prompt has at most `longest` characters.
+export function buildLayout(root, t, longest) {
   const parts = { root };
   root.className = 'mv';
   root.append(
     header(parts, t),
     h('div', { class: 'mv-view', 'data-view': 'explorer' },
-      textStrip(parts, t),
+      textStrip(parts, t, longest),
       controlStrip(parts, t),
       segments(parts, t),
       main(parts, t),
@@ -40,12 +40,12 @@ function header(parts, t) {
     parts.progress);
 }
 
-function textStrip(parts, t) {
+function textStrip(parts, t, longest) {
   parts.prompt = h('textarea', { rows: 2, 'aria-label': t('ui.prompt'), placeholder: t('ui.prompt_placeholder'),
-    spellcheck: 'false', autocomplete: 'off', maxlength: 20000 });
+    spellcheck: 'false', autocomplete: 'off', maxlength: longest });
   parts.start = h('button', { id: 'start', class: 'mv-action' }, t('ui.start'));
   parts.examples = h('select', { id: 'examples', 'aria-label': t('ui.examples') });
-  parts.promptNote = h('p', { class: 'mv-note' }, t('ui.english_note'));
+  parts.promptNote = h('p', { class: 'mv-note' });
   parts.chips = h('span', { class: 'mv-chips' });
   parts.pending = h('span', { class: 'mv-chips mv-pending' });
   parts.caret = h('span', { class: 'mv-caret', title: t('ui.pending_note') }, t('ui.pending'));

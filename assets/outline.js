@@ -12,11 +12,12 @@ export function createOutline(app) {
   const { outline } = parts;
   let open = false;
   outline.addEventListener('click', (event) => {
-    const item = event.target.closest('[role=treeitem]');
+    const item = event.target.closest('[data-row]');
     if (item) app.selection.select(Number(item.dataset.row));
     if (event.target.closest('.mv-folded')) {
       open = true;
       draw();
+      outline.focus({ preventScroll: true });
     }
   });
   outline.addEventListener('keydown', (event) => {
@@ -29,14 +30,17 @@ export function createOutline(app) {
     const rows = visibleRows(app, open ? MOST : app.screen.phone ? FOLD_PHONE : FOLD);
     const folded = app.selection.nodes.size - rows.size;
     const items = inOrder(app.selection).filter((node) => rows.has(node.row)).map((node) => item(app, node));
-    if (folded > 0) items.push(h('div', { class: 'mv-folded' }, app.t('ui.folded', { n: folded })));
+    if (folded > 0) {
+      items.push(h('button', { class: 'mv-folded', role: 'treeitem', 'aria-level': 2, 'aria-expanded': 'false' },
+        app.t('ui.folded', { n: folded })));
+    }
     outline.replaceChildren(...items);
     select();
   }
 
   function select() {
     const { row } = app.selection;
-    for (const element of outline.querySelectorAll('[role=treeitem]')) {
+    for (const element of outline.querySelectorAll('[data-row]')) {
       element.setAttribute('aria-selected', String(Number(element.dataset.row) === row));
     }
     const own = outline.querySelector('[aria-selected=true]');

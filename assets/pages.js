@@ -6,6 +6,7 @@
 
 import { h } from './dom.js';
 import { Link } from './link.js';
+import { cutLine } from './whole.js';
 
 const FIRST = 'explorer';
 const PATIENCE = 4;
@@ -47,6 +48,7 @@ class FurtherPage {
     const { t, session } = app;
     this.element = h('section', { class: `mv-view mv-${name}`, 'data-view': name, 'aria-label': t(`ui.page_${name}`) });
     this.notice = h('p', { class: 'mv-page-notice', role: 'status' });
+    this.say = cutLine(this.notice);
     app.parts.dialog.before(this.element);
     const calls = {
       act: (action, payload) => session.page(name, action, payload),
@@ -89,10 +91,6 @@ class FurtherPage {
     this.say(view.notice);
     await this.module.draw(view, job);
     this.element.dataset.stamp = view.stamp;
-  }
-
-  say(sentence) {
-    if (this.notice.textContent !== sentence) this.notice.textContent = sentence;
   }
 
   theme(dark) {

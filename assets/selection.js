@@ -44,6 +44,11 @@ export class Selection {
     this.emit();
   }
 
+  // Up to the nearest node that is drawn: what was selected has been folded away.
+  rise() {
+    while (this.node.x === null && this.path !== '') this.path = parentPath(this.path);
+  }
+
   selectPath(path) {
     if (this.byPath.has(path)) this.select(this.byPath.get(path).row);
   }
@@ -118,7 +123,7 @@ export class Selection {
   }
 }
 
-function parentPath(path) {
+export function parentPath(path) {
   const cut = path.lastIndexOf('.');
   return cut < 0 ? '' : path.slice(0, cut);
 }

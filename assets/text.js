@@ -21,7 +21,7 @@ export function createText(app) {
   });
   prompt.addEventListener('input', () => markEdited());
   parts.start.addEventListener('click', start);
-  fillExamples(app);
+  const examples = createExamples(app);
   parts.pending.addEventListener('mouseover', (event) => hoverChip(app, event.target));
   parts.pending.addEventListener('mouseleave', () => app.selection.hover(null));
   parts.pending.addEventListener('click', (event) => {
@@ -45,6 +45,7 @@ export function createText(app) {
       }
       app.prompt = view.text.prompt;
       parts.start.disabled = !view.run.can.start;
+      examples.draw(view.text.beside.measured);
       markEdited();
       drawBranches(app, view); // first: its tabs take room from the chips, which end scrolled to their last line
       drawChips(app, view);
@@ -62,7 +63,7 @@ export function createText(app) {
 
   function markEdited() {
     const edited = prompt.value !== (app.prompt ?? '');
-    parts.promptNote.textContent = t(edited ? 'ui.prompt_edited' : 'ui.english_note');
+    parts.promptNote.textContent = edited ? t('ui.prompt_edited') : app.view?.text.beside.note ?? '';
     parts.promptNote.toggleAttribute('data-edited', edited);
   }
 }
@@ -72,17 +73,26 @@ function hoverChip(app, target) {
   app.selection.hover(chip ? app.selection.byPath.get(chip.dataset.path)?.row ?? null : null);
 }
 
-function fillExamples(app) {
+// Example prompts; with what was measured on them only while that model runs.
+function createExamples(app) {
   const { parts, t, options } = app;
-  parts.examples.append(h('option', { value: '' }, t('ui.examples')));
-  options.examples.forEach((example, index) => parts.examples.append(h('option', { value: index },
-    t('ui.example', { text: example.prompt, value: example.tokens_per_step.toFixed(2) }))));
+  const list = options.examples.map((example, index) => h('option', { value: index }, example.prompt));
+  parts.examples.append(h('option', { value: '' }, t('ui.examples')), ...list);
   parts.examples.addEventListener('change', () => {
     if (parts.examples.value !== '') parts.prompt.value = options.examples[Number(parts.examples.value)].prompt;
     parts.examples.value = '';
     parts.prompt.dispatchEvent(new Event('input'));
     parts.start.focus();
   });
+  return {
+    draw(measured) {
+      options.examples.forEach(({ prompt: text, tokens_per_step: rate, loses, overhead }, index) => {
+        const values = { text, value: rate.toFixed(2), overhead };
+        list[index].textContent = measured ? t(loses ? 'ui.example_loses' : 'ui.example', values) : text;
+        list[index].title = measured && loses ? t('ui.example_loses_hint', values) : '';
+      });
+    },
+  };
 }
 
 function chip(token, extra = {}) {

@@ -5,7 +5,7 @@ import { createForm } from './train_form.js';
 import { createPlots } from './train_plots.js';
 
 const SEGMENTS = ['form', 'run', 'runs'];
-const CALM_MS = 3000; // after Stop, before "End at once" can be pressed
+const CALM_MS = 3000; // after Stop, before it can be pressed again: a double click must not end a run at once
 
 export function create(page) {
   const { element, t } = page;
@@ -48,7 +48,7 @@ export function create(page) {
 function createRun(page) {
   const { t, explorer } = page;
   let shown = null;
-  let calm = 0;
+  let calm = false;
   const name = h('h2', { class: 'mv-run-name' });
   const state = h('span', { class: 'mv-run-state' });
   const said = h('p', { class: 'mv-run-said' });
@@ -67,9 +67,19 @@ function createRun(page) {
 
   async function press(action) {
     if (!shown) return;
-    if (action === 'stop') calm = performance.now() + CALM_MS;
-    await page.act(action, action === 'stop' ? {} : { run: shown.id });
+    const asked = { run: shown.id };
+    if (action === 'stop') {
+      asked.now = shown.state === 'stopping';
+      rest(true);
+      setTimeout(() => rest(false), CALM_MS);
+    }
+    await page.act(action, asked);
     if (action === 'use') explorer.act('poll');
+  }
+
+  function rest(on) {
+    calm = on;
+    stop.disabled = calm || !shown?.can.stop;
   }
 
   return {
@@ -85,7 +95,7 @@ function createRun(page) {
       said.dataset.state = run?.state === 'broken' ? 'broken' : '';
       bar.style.width = `${100 * (run?.fraction ?? 0)}%`;
       bar.parentElement.toggleAttribute('data-unknown', Boolean(run?.live) && run.fraction === null);
-      stop.disabled = !run?.can.stop || performance.now() < calm;
+      rest(calm);
       stop.textContent = t(run?.state === 'stopping' ? 'train.stop_again' : 'train.stop');
       resume.disabled = !run?.can.resume;
       use.disabled = !run?.can.use;
@@ -117,6 +127,7 @@ function createRuns(page, opened) {
   const element = h('section', { class: 'mv-panel mv-train-runs', 'aria-label': t('train.runs') },
     h('div', { class: 'mv-panel-head' }, h('h2', {}, t('train.runs')), place), list);
   let rows = null;
+  let none = '';
 
   function row(run) {
     const cells = ['name', 'recipe', 'when', 'state_text', 'numbers'].map((field) => h('span', { class: `mv-run-${field}` }));
@@ -126,12 +137,15 @@ function createRuns(page, opened) {
 
   return {
     element,
-    lock(on) { place.hidden = on; },
+    lock(on) {
+      place.hidden = on;
+      none = t(on ? 'train.locked' : 'train.runs_none');
+    },
     draw(runs, shown) {
       if (!rows || runs.map((run) => run.id).join('\n') !== [...rows.keys()].join('\n')) {
         rows = new Map(runs.map((run) => [run.id, row(run)]));
         list.replaceChildren(...[...rows.values()].map(({ made }) => made));
-        if (!runs.length) list.append(h('p', { class: 'mv-empty' }, t('train.runs_none')));
+        if (!runs.length) list.append(h('p', { class: 'mv-empty' }, none));
       }
       for (const run of runs) {
         const { made, cells } = rows.get(run.id);

@@ -8,6 +8,7 @@ export function createFollowing(page) {
   const { t } = page;
   const note = h('p', { class: 'mv-form-help' });
   const next = h('div', { class: 'mv-candidates', role: 'group', 'aria-label': t('tuner.next') });
+  const cutTitle = h('h3', {}, t('tuner.cut_title'));
   const cut = h('p', { class: 'mv-form-help' });
   const best = h('div', { class: 'mv-candidates', role: 'group', 'aria-label': t('tuner.cut_title') });
   const rows = (list) => {
@@ -19,10 +20,11 @@ export function createFollowing(page) {
   };
   return {
     names: ['following'],
-    element: h('div', { class: 'mv-tuner-list' }, h('h3', {}, t('tuner.next')), note, next, h('h3', {}, t('tuner.cut_title')), cut, best),
+    element: h('div', { class: 'mv-tuner-list' }, h('h3', {}, t('tuner.next')), note, next, cutTitle, cut, best),
     take(_, part) {
       note.textContent = part.note;
       cut.textContent = part.cut;
+      cutTitle.hidden = !part.cut;
       next.replaceChildren(...rows(part.next));
       best.replaceChildren(...rows(part.best));
     },

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from tiny import EAGER_ONLY, KINDS, VOCAB, backbone, plain_greedy, plain_logits, plain_text, prompt
 from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 from transformers.integrations.sdpa_attention import repeat_kv
 
 from medusa_viz.decoding.batch import TOP_P, Draw, Request, Writer, draw, shared_prefix, write_all
 from medusa_viz.decoding.loops import kept_length
-from medusa_viz.models.rows import BLOCK, GROUPED, RowBackbone, grouped_attention
+from medusa_viz.models.rows import BLOCK, GROUPED, RowBackbone, RowCache, grouped_attention
 from medusa_viz.training.prompts import TurnFrame
 
 END = frozenset([0, 5])
@@ -70,7 +72,52 @@ def test_the_shared_model_is_left_as_it_was_and_its_weights_are_shared():
 
 def test_models_whose_attention_is_more_than_products_and_softmax_keep_their_own():
     for kind in EAGER_ONLY:
-        assert RowBackbone(backbone(kind)).attention.startswith("eager attention (grouped attention changes")
+        for dtype in (torch.float32, torch.bfloat16):
+            assert RowBackbone(backbone(kind, dtype=dtype)).attention.startswith("eager attention (grouped attention")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_no_reason_against_grouped_attention(dtype):
+    assert RowBackbone(backbone(dtype=dtype)).attention == "grouped attention"
+
+
+class OtherCard(torch.Tensor):
+    """A tensor on another card than plain ones, until it is moved."""
+
+
+class TwoCards(TorchFunctionMode):
+    """New tensors of token ids lie on another card than weights and layers, and index nothing there."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if getattr(function, "__name__", "") in ("__getitem__", "__setitem__") and not isinstance(args[0], OtherCard):
+            keys = args[1] if isinstance(args[1], tuple) else (args[1],)
+            assert not any(isinstance(key, OtherCard) for key in keys), "indices lie on another device"
+        made = function(*args, **(kwargs or {}))
+        if function is torch.tensor:
+            return made.as_subclass(OtherCard)
+        return made.as_subclass(torch.Tensor) if function is torch.Tensor.to else made
+
+
+def test_rows_of_layers_on_several_cards():
+    of = RowBackbone(backbone())
+    keys, hidden = torch.randn(2, 2, 1, 4), torch.randn(2, 1, of.hidden_size)
+    head = of.lm_head
+
+    class Split:
+        def get_output_embeddings(self):
+            return head
+
+        def __call__(self, **arguments):
+            cache.layers[0].update(keys, 2 * keys)
+            return SimpleNamespace(logits=head(hidden))
+
+    cache = RowCache(2, 8, of.new_cache(1), 1)
+    of.model = Split()
+    with TwoCards():
+        logits = of.advance([5, 6], [0, 3], cache, [1])
+    assert torch.equal(logits, head(hidden[[1]])[:, -1])
+    layer = cache.layers[0]
+    assert torch.equal(layer.keys[1, :, 3], keys[1, :, 0]) and torch.equal(layer.values[0, :, 0], 2 * keys[0, :, 0])
 
 
 def test_packed_linears_are_shared_not_copied():

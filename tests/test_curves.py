@@ -7,7 +7,7 @@ from pathlib import Path
 import plotly.graph_objects as go
 import pytest
 
-from medusa_viz.figures import curves, palette
+from medusa_viz.figures import charts, curves, palette
 from medusa_viz.figures.texts import Texts
 from medusa_viz.ui import train_view
 from medusa_viz.ui.train_log import PassLine, RunLog, StepLine
@@ -81,3 +81,15 @@ def test_long_runs_are_thinned_to_their_ends():
         kept = curves.thinned(count)
         assert len(kept) == min(count, curves.MOST_POINTS) == len(set(kept))
         assert not count or (kept[0], kept[-1]) == (0, count - 1)
+
+
+def test_curves_stand_in_the_frame_of_all_charts():
+    layout = json.loads(train_view.figures(joint_log(), T)["top1"]["figure"])["layout"]
+    frame = charts.frame(charts.Axis("", 0, 1), charts.Axis("", 0, 1), T, 12)
+    own = {"margin", "hovermode", "shapes", "annotations"}
+    assert layout.keys() - frame.keys() == own - frame.keys()
+    assert {key for key in frame if layout[key] != frame[key]} <= {*own, "xaxis", "yaxis"}
+    for name in ("xaxis", "yaxis"):
+        for key in ("gridcolor", "linecolor", "tickfont", "fixedrange", "zeroline"):
+            assert layout[name][key] == frame[name][key]
+    assert layout["xaxis"]["range"] == [0, 10.3] and "range" not in layout["yaxis"], "shares grow as far as they go"

@@ -110,6 +110,13 @@ def test_the_container_is_pinned_and_runs_as_nobody_special(dockerfile):
     assert re.fullmatch(r"python:3\.11\.\d+-slim-\w+ AS base", lines["FROM"][0])
 
 
+def test_the_image_for_cards_brings_the_compiler_that_triton_needs(dockerfile):
+    stages = [number for number, (word, _) in enumerate(dockerfile) if word == "FROM"]
+    begin = next(number for number in stages if dockerfile[number][1].endswith("torch-cuda"))
+    said = " ".join(rest for _, rest in dockerfile[begin : next(number for number in stages if number > begin)])
+    assert "--no-install-recommends gcc libc6-dev" in said and "bitsandbytes" in said
+
+
 def test_the_containers_command_is_one_that_the_page_takes(dockerfile):
     import app
 

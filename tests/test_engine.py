@@ -4,20 +4,28 @@ read."""
 import shutil
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from fake_hub import serve
 from test_text import byte_level
 from tiny import model, prompt, random_drafter
 
+from medusa_viz import cli
 from medusa_viz.decoding import engine as engines
 from medusa_viz.decoding.engine import EngineOptions
+from medusa_viz.decoding.settings import Walls
 from medusa_viz.models import backbone as backbones
-from medusa_viz.models import checkpoints, hub, sources
+from medusa_viz.models import beside, checkpoints, hub, sources
 from medusa_viz.models.backbone import Backbone
+from medusa_viz.models.beside import RANKS_NAME, heads_fingerprint
 from medusa_viz.models.checkpoints import HeadsConfig
 from medusa_viz.models.device import choose
+from medusa_viz.models.presets import PRESETS, heads_folder
 from medusa_viz.models.published import PUBLISHED
+from medusa_viz.tuning import accuracy, calibration, contributions, formats, recommend
+from medusa_viz.tuning.builders import sparse
+from medusa_viz.ui import knobs
 
 VOCAB = 300  # the byte-level tokenizer has 260 ids
 
@@ -95,6 +103,61 @@ def test_another_backbone_than_the_heads_were_trained_on_is_said(base, heads):
     other = base.rename(base.with_name("other"))
     assert load(model=other, heads=heads).loaded.report.notices == [
         "the heads were trained on someone/base, and may draft worse on other"]
+
+
+def ranked(folder, module, **about):
+    """A rank table beside heads; its accuracies are others than those of the config."""
+    ranks = np.random.default_rng(0).choice([0, 3, 1, 1, 2, 200], (400, module.heads)).astype(np.uint8)
+    table = accuracy.RankTable(ranks, np.full(8, 50))
+    known = accuracy.Calibration(table, np.arange(8), np.arange(8) % 2 == 0,
+                                 about={"heads_fingerprint": heads_fingerprint(module), **about})
+    accuracy.save(folder / RANKS_NAME, known, accuracy.accuracy(table))
+    return accuracy.shares(table)
+
+
+def test_one_spec_is_one_tree_everywhere(base, heads, module, capsys):
+    """By the rank table beside the heads where that is theirs, else by their config."""
+    config = [[0.5, 0.3] + [0.01] * 8] * 3
+    checkpoints.save(heads, module, HeadsConfig("someone/base", accuracy=config), torch.float32)
+
+    def trees():
+        engine = load(model=base, heads=heads)
+        known = calibration.known_here(engine)
+        facts = calibration.facts_of(engine, known)
+        assert cli.main(["export", "--tree", "sparse:9", "--heads", str(heads)]) == 0
+        yield formats.read(capsys.readouterr().out).shape
+        yield cli.tree_from("sparse:9", engine)  # decode, bench
+        yield recommend.Survey(facts, known).of_budget("sparse", 9).tree  # tune
+        yield contributions._optimised(engine, 9)
+        yield knobs.tree_for(Walls((10, 10, 10), 9), engine.accuracy, 9)  # the Explorer
+
+    assert {shape.fingerprint for shape in trees()} == {sparse(config, 9).fingerprint}
+    rates = ranked(heads, module)
+    assert {shape.fingerprint for shape in trees()} == {sparse(rates, 9).fingerprint} != {sparse(config, 9).fingerprint}
+
+
+def test_a_rank_table_is_of_its_heads_on_their_own_backbone(base, heads, module):
+    rates = ranked(heads, module, model="someone/Base", dtype="fp32")
+    engine = load(model=base, heads=heads)
+    assert engine.accuracy == rates and calibration.known_here(engine) is not None
+    assert beside.is_of({"heads_fingerprint": heads_fingerprint(module)}, module, "base", "4bit")  # it does not say
+    for about in ({"model": "other"}, {"dtype": "4bit"}, {"heads_fingerprint": "0"}):
+        ranked(heads, module, **about)
+        engine = load(model=base, heads=heads)
+        assert engine.accuracy == [] and calibration.known_here(engine) is None
+    ranked(heads, module, dtype="bf16")  # rounding alone makes no other text
+    assert load(model=base, heads=heads).accuracy == rates
+    (heads / RANKS_NAME).write_bytes((heads / RANKS_NAME).read_bytes()[:500])
+    engine = load(model=base, heads=heads)
+    assert engine.accuracy == [] and calibration.known_here(engine) is None
+    assert "beside the heads cannot be read" in engine.loaded.report.notices[-1]
+
+
+def test_accuracies_of_the_shipped_rank_tables_are_those_that_trees_are_built_by():
+    for preset in PRESETS.values():
+        loaded = checkpoints.with_ranks(checkpoints.load(heads_folder(preset)))
+        known = calibration.known_of(loaded.source, loaded.module)
+        assert loaded.accuracy == accuracy.shares(known.table), preset.name
 
 
 def test_a_gguf_file_is_refused_here_too(tmp_path):

@@ -9,12 +9,14 @@ from pathlib import Path
 import pytest
 
 SCRIPT = Path(__file__).parent / "gpu" / "check.py"
-ABSENT = ("gradio", "plotly", "gguf", "accelerate", "peft", "psutil", "orjson", "PIL", "bitsandbytes")
-"""Packages that the machine with the card may lack."""
+ABSENT = ("gradio", "plotly", "gguf", "accelerate", "peft", "psutil", "orjson", "PIL", "bitsandbytes",
+          "httpx2")
+"""Packages that the machine with the card may lack. An older huggingface_hub brings httpx; the one here needs httpx2
+itself, so it is imported first."""
 
 
 def run(*arguments, rc=0):
-    without = "import runpy, sys\n" \
+    without = "import runpy, sys\nfrom huggingface_hub import HfApi, snapshot_download\n" \
               f"for name in {ABSENT!r}: sys.modules[name] = None\n" \
               f"sys.argv = [{str(SCRIPT)!r}, *{[str(one) for one in arguments]!r}]\n" \
               f"runpy.run_path({str(SCRIPT)!r}, run_name='__main__')"
@@ -62,6 +64,11 @@ def test_drawn_acceptance_is_labelled_and_follows_its_table(result):
     assert "(simulated acceptance)" in printed
     assert found["plain"]["tokens_per_step"] == 1
     assert 1.6 < found["medusa"]["tokens_per_step"] < 3.2  # 2.4 by the table; fifty steps or so
+
+
+@pytest.mark.parametrize("dtype", ["8bit", "4bit"])
+def test_no_precision_is_taken_that_would_not_be_measured(dtype, tmp_path):
+    assert "invalid choice" in run("--small", "--dtype", dtype, "--out", tmp_path, rc=2).stderr
 
 
 def test_wrong_parts_are_refused_in_one_sentence(tmp_path):

@@ -75,7 +75,7 @@ def test_only_the_shards_with_heads_are_fetched_for_them(tmp_path, sharded, monk
         hub.weights("a/model", hub.small_files("a/model"), lambda *call: reports.append(call))
         assert "model-1.safetensors" in sent and "photo.png" not in sent
     assert loaded.module.heads == 1
-    assert reports and all(phase == "fetch" and 0 <= share <= 1 and "a/model" in text for phase, share, text in reports)
+    assert reports and all(phase == "hub" and 0 <= share <= 1 and "a/model" in text for phase, share, text in reports)
 
 
 def test_a_model_without_heads_is_refused_by_its_header(tmp_path, monkeypatch):

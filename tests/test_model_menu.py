@@ -155,16 +155,20 @@ def test_a_published_model_brings_template_and_tree_and_the_old_one_is_released(
 def test_a_locked_server_keeps_model_and_files_to_itself(folders, monkeypatch, tmp_path):
     monkeypatch.setenv("MEDUSA_VIZ_CACHE", str(tmp_path))
     data = token_file(tmp_path / "data" / "some.npz")
+    own = saved_heads(tmp_path / "runs" / "own")
+    (own / "run.json").write_text(json.dumps({"state": "broken", "sentence": f"{data} is no token file."}))
     page = serving(folders, monkeypatch, locked=True)
     try:
         assert "keeps its model" in page.act("use", model="smollm2-135m")["status"]["notice"]
         menu = page.menu()
         assert menu["locked"] and str(folders.model.parent) not in json.dumps(menu)
         train = {"recipe": "medusa1", "model": str(folders.model), "settings": {}, "data": str(data)}
-        asked = {"start": train, "resume": {"run": "x"}, "open_path": {"path": str(folders.heads)}}
+        asked = {"start": train, "resume": {"run": "own"}, "open_path": {"path": str(folders.heads)},
+                 "open": {"run": "own"}, "use": {"run": "own"}, "stop": {"run": "own"}}
         for action, payload in asked.items():
             view = json.loads(page.sessions.pages.act("one", "train", action, payload))
             assert "no training for visitors" in view["notice"] and view["locked"] and view["form"] is None
+            assert view["runs"] == [] and view["run"] is None and str(tmp_path) not in json.dumps(view)
         assert page.act("start", prompt="abc")["steps"]["count"] == 1
     finally:
         page.sessions.shutdown()

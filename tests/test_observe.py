@@ -4,8 +4,10 @@ import pytest
 import torch
 
 from medusa_viz.decoding import observe
-from medusa_viz.decoding.decoder import best_tokens
+from medusa_viz.decoding.decoder import Candidates, best_tokens
 from medusa_viz.decoding.records import TEMPERATURES
+from medusa_viz.decoding.tree import dense
+from medusa_viz.models.heads import DraftTokens
 
 GRID = torch.tensor(TEMPERATURES, dtype=torch.float64)
 
@@ -14,6 +16,29 @@ class Elsewhere(torch.Tensor):
     """A tensor that says it lies on another device, for the ways that the CPU does not take."""
 
     device = torch.device("meta")
+
+
+class NoDoubles(torch.Tensor):
+    """A tensor on a device that has no float64, as Apple's have none."""
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        made = super().__torch_function__(function, types, args, kwargs or {})
+        if function is torch.Tensor.cpu:
+            return made.as_subclass(torch.Tensor)
+        assert not isinstance(made, cls) or made.dtype != torch.float64, "there is no float64 on this device"
+        return made
+
+
+def test_float64_is_asked_of_the_cpu_alone():
+    logits = 6 * torch.randn(3, 97)
+    for rows in (logits, logits[:0]):
+        for seen, right in zip(*(observe.temperature_tables(one) for one in (rows.as_subclass(NoDoubles), rows))):
+            assert torch.equal(seen, right) and seen.dtype == torch.float64
+    shape = dense([2])
+    ids, p = torch.tensor([[4, 5]]), torch.tensor([[0.5, 0.25]])
+    drafts = observe.drafts(shape, Candidates(torch.tensor([1, 4, 5]), DraftTokens(ids, p.as_subclass(NoDoubles))), 1.0)
+    assert drafts.head_p == [1, 0.5, 0.25]
 
 
 @pytest.mark.parametrize("block", [1, 60, 1 << 20])

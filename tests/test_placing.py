@@ -1,6 +1,7 @@
 """Where weights go: sizes before loading, what fits, quantised backbones, layers on several devices."""
 
 import shutil
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from tiny import (
     prompt,
     random_drafter,
 )
+from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from medusa_viz.decoding.live import LiveRun
@@ -93,6 +95,30 @@ def test_what_does_not_fit_is_refused_before_any_weight_is_read(tmp_path, monkey
         placing.check_fit(big, CUDA, "big")
 
 
+def test_heads_and_a_cache_need_room_too(tmp_path, monkeypatch):
+    made = model()
+    made.save_pretrained(tmp_path)
+    weights, cache = sum(p.numel() for p in made.parameters()), 128 * 2 * 2 * 2 * 16  # its context, two layers
+    assert placing.outline(tmp_path).footprint.bytes("fp32") == 4 * (weights + cache)
+    seen = []
+    monkeypatch.setattr(placing, "check_fit", lambda footprint, placement, name: seen.append(footprint.bytes("bf16")))
+    monkeypatch.setattr(placing, "device_map", lambda footprint, placement: seen.append(footprint.bytes("bf16")))
+    backbones.load(tmp_path, CPU, heads=1000)  # on a CPU heads are there already, and no longer free
+    monkeypatch.setattr(PreTrainedModel, "to", lambda model, device: model)
+    placing.load_model(tmp_path, CUDA, "tiny", heads=1000)
+    assert seen == [2 * (weights + cache)] * 2 + [2 * (weights + cache + 1000)] * 2
+
+
+def test_parts_that_found_no_room_on_the_cards_are_named():
+    made, places = model(), {"model.embed_tokens": 0, "model.layers.0": 1, "model.layers.1": "cpu", "lm_head": "disk"}
+    assert placing.spilled(made, CUDA) == ""
+    made.hf_device_map = places
+    assert placing.spilled(made, CUDA) == ("2 of 4 parts of the backbone found no room on the cards and lie in the "
+                                           "machine's memory and on the disk: every step waits for them")
+    made.hf_device_map = {"": "cpu"}
+    assert placing.spilled(made, CPU) == ""
+
+
 # ---------------------------------------------------------------------------------------------------- several devices
 
 
@@ -132,13 +158,14 @@ def test_layers_elsewhere_change_nothing(tmp_path, kind):
 @pytest.mark.parametrize("bits", ["8bit", "4bit"])
 def test_a_quantised_backbone_decodes(tmp_path, bits):
     model(hidden_size=64, intermediate_size=128).save_pretrained(tmp_path)
-    of = backbones.load(tmp_path, Placement(torch.device("cpu"), torch.bfloat16, "test", bits), "tiny")
+    dtype = {"8bit": torch.float16, "4bit": torch.bfloat16}[bits]
+    of = backbones.load(tmp_path, Placement(torch.device("cpu"), dtype, "test", bits), "tiny")
     kinds = {type(module).__name__ for module in of.model.model.layers.modules()}
     assert {"8bit": "Linear8bitLt", "4bit": "Linear4bit"}[bits] in kinds
-    assert of.lm_head.weight.dtype == torch.bfloat16 and of.placement.dtype_name == bits
+    assert of.lm_head.weight.dtype == dtype and of.placement.dtype_name == bits
     text, drafter = greedy(of, prompt(0), 12)
     assert text[0] == plain_greedy(of, prompt(0), 1)[0]
-    assert drafter.module.weight.dtype == torch.bfloat16 and of.linears.startswith("plain")
+    assert drafter.module.weight.dtype == dtype and of.linears.startswith("plain")
     with torch.no_grad():
         kept = plain_logits(of, prompt(1))[-1].float()
     right = plain_logits(Backbone(model(hidden_size=64, intermediate_size=128), CPU), prompt(1))[-1]
@@ -152,13 +179,31 @@ def test_quantisers_say_what_they_do():
     assert placing.quantiser(CUDA) is None
 
 
+def card(monkeypatch, has_bf16):
+    """A card, as far as choosing a dtype asks for one."""
+    monkeypatch.setattr(device, "_device", torch.device)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: has_bf16 or including_emulation)
+
+
+@pytest.mark.parametrize("has_bf16", [True, False])
+def test_a_card_computes_in_bf16_unless_it_would_emulate_it(has_bf16, monkeypatch):
+    card(monkeypatch, has_bf16)
+    right = "bf16" if has_bf16 else "fp16"
+    chosen = device.choose("cuda")
+    assert chosen.dtype_name == right and ("emulate" in chosen.reason) is not has_bf16 and right in chosen.reason
+    assert device.choose("cuda", "4bit").dtype == device.DTYPES[right]
+    assert device.choose("cuda", "bf16").dtype == torch.bfloat16  # as asked
+
+
 @pytest.mark.parametrize("bits", ["8bit", "4bit"])
 def test_what_a_quantised_backbone_needs_is_one_sentence(bits, monkeypatch):
     with pytest.raises(DeviceError, match="needs a CUDA card; on cpu choose fp32 or bf16"):
         device.choose("cpu", bits)
-    monkeypatch.setattr(device, "_device", torch.device)
-    chosen = device.choose("cuda", bits)
-    assert (chosen.dtype, chosen.quantised, chosen.dtype_name) == (torch.bfloat16, bits, bits) and bits in chosen.reason
+    card(monkeypatch, has_bf16=True)
+    chosen, right = device.choose("cuda", bits), {"8bit": "fp16", "4bit": "bf16"}[bits]  # 8-bit linears take fp16 alone
+    assert (chosen.dtype, chosen.quantised, chosen.dtype_name) == (device.DTYPES[right], bits, bits)
+    assert chosen.reason == f"{bits} as asked, computing in {right}"
     monkeypatch.setattr(device, "find_spec", lambda name: None)
     with pytest.raises(DeviceError, match=r"pip install bitsandbytes==\d"):
         device.choose("cuda", bits)

@@ -1,71 +1,19 @@
 """Sessions as a page uses them: every action through Sessions.act, on a tiny model, no browser."""
 
-import json
 import threading
-from collections import deque
 from types import SimpleNamespace
 
 import pytest
-import torch
-from tiny import VOCAB, backbone, oracle_drafter, plain_greedy
 from tiny_page import until
+from tiny_session import committed, serving
 
-from medusa_viz.decoding import live, records
-from medusa_viz.decoding.settings import Walls
-from medusa_viz.models.checkpoints import HeadsConfig, LoadedHeads, LoadReport
-from medusa_viz.models.worker import Worker
-from medusa_viz.ui import host as hosts
+from medusa_viz.ui import lines
 from medusa_viz.ui import session as sessions_module
-from medusa_viz.ui.running import Model
-
-ACCURACY = [[0.5, 0.2, 0.1, 0.05, 0.02, 0.02, 0.01, 0.01, 0.01, 0.01]] * 4
-
-
-class Ids(list):
-    notice = ""
-
-
-class Letters:
-    """A codec for the tiny model: one id per character."""
-
-    def encode_prompt(self, text, raw=False, system=None):
-        return Ids(ord(char) % VOCAB for char in text)
-
-    def token_text(self, token):
-        return f"<{token}>"
-
-    def token_kind(self, token):
-        return "special" if token == 0 else "text"
-
-
-def make_sessions(prompt="abcdef"):
-    """Sessions over an engine whose heads know the greedy continuation of one prompt at varying ranks."""
-    of = backbone(dtype=torch.float64)
-    ids = Letters().encode_prompt(prompt)
-    text = plain_greedy(of, ids, min(of.hidden_size, 60))
-    drafter = oracle_drafter(of, ids, text, heads=4, rank=lambda place, k: (place * k) % 3)
-    loaded = LoadedHeads(drafter.module, HeadsConfig(accuracy=ACCURACY), LoadReport([], [], [], []), "tiny")
-    engine = SimpleNamespace(backbone=of, drafter=drafter, codec=Letters(), loaded=loaded, title="Tiny", place="CPU",
-                             accuracy=ACCURACY, tree="")
-    found = hosts.Sessions({})
-    found._opening = None
-    host = found.host
-    host.start_on(Model(engine, Worker("tiny"), live, plain=deque([5.0], 5)))
-    host.model.latency.add(1, 1.0)
-    return found, text
 
 
 @pytest.fixture
 def page():
-    """act(action, **payload) -> view of one visitor, with the sessions and the greedy text beside it."""
-    found, text = make_sessions()
-    yield SimpleNamespace(act=lambda action, token="one", **payload: json.loads(found.act(token, action, payload)),
-                          sessions=found, text=text, of=lambda token="one": found.session(token))
-    found.host.close()
-
-
-def committed(session):
-    return session.line.committed(len(session.line.done()))
+    yield from serving()
 
 
 def test_stepping_writes_the_greedy_text(page):
@@ -91,8 +39,9 @@ def test_every_view_before_a_run_says_what_to_do(page):
     ("knob", {"temperature": float("nan")}, "temperature"), ("knob", {"temperature": "1"}, "temperature"),
     ("knob", {"top_s": 4}, "Top-s"), ("knob", {"top_s": [99]}, "top-s"), ("knob", {"top_s": [-1, 1]}, "top-s"),
     ("knob", {"size": -1}, "size"), ("knob", {"mode": "psychic"}, "psychic"), ("goto", {"index": 7}, "7"),
-    ("goto", {"index": None}, "None"), ("branch", {"name": "Q"}, "Q"), ("preset", {"name": "?"}, "?"),
+    ("goto", {"index": None}, "cannot take"), ("branch", {"name": "Q"}, "Q"), ("preset", {"name": "?"}, "?"),
     ("step", {"odd": 1}, "step"), ("start", {"prompt": " "}, "prompt"), ("start", {"prompt": "x" * 5000}, "tokens"),
+    ("start", {"prompt": "x" * 20001}, "20,001 characters"), ("open", {"path": "0.9.9"}, "0.9.9"),
 ])
 def test_bad_input_is_one_sentence_and_nothing_is_lost(page, action, payload, word):
     page.act("start", prompt="abcdef")
@@ -180,13 +129,13 @@ def test_an_unchanged_knob_on_a_past_step_is_no_branch(page):
 def test_branches_end_at_six_with_a_sentence(page):
     page.act("start", prompt="abcdef")
     page.act("step")
-    for turn in range(sessions_module.MAX_BRANCHES):
+    for turn in range(lines.MAX_BRANCHES):
         page.act("branch", name="A")
         page.act("goto", index=0)
         page.act("knob", size=1 + turn)
         view = page.act("step")
-    assert len(view["run"]["branches"]) == sessions_module.MAX_BRANCHES
-    assert str(sessions_module.MAX_BRANCHES) in view["status"]["notice"]
+    assert len(view["run"]["branches"]) == lines.MAX_BRANCHES
+    assert str(lines.MAX_BRANCHES) in view["status"]["notice"]
 
 
 def test_a_slow_tree_is_drawn_first_and_verified_on_request(page):
@@ -286,53 +235,6 @@ def test_two_visitors_never_mix(page):
         least = min(len(tokens), len(solo[token]))
         assert tokens[:least] == solo[token][:least] and least >= 6
         assert page.of(token).prompt == {"a": "abcdef", "b": "zyxw"}[token]
-
-
-def test_the_oldest_idle_session_makes_room_and_its_owner_is_told(page, monkeypatch):
-    monkeypatch.setattr(hosts, "MAX_SESSIONS", 2)
-    page.act("start", "old", prompt="abcdef")
-    page.act("hello", "second")
-    page.act("hello", "third")
-    assert set(page.sessions._sessions) == {"second", "third"}
-    view = page.act("hello", "old")
-    assert view["steps"]["count"] == 0 and "idle" in view["status"]["notice"]
-
-
-def test_a_saved_session_opens_again_without_a_model(page):
-    page.act("start", prompt="abcdef")
-    page.act("step")
-    page.act("back")
-    page.act("knob", size=5)
-    page.act("step")
-    text = page.sessions.record("one")
-    recording = records.from_json(text)
-    assert records.to_json(recording) == text and "/" not in recording.heads  # a file for others names no folder here
-    found = hosts.Sessions({})
-    found._opening = recording
-    view = json.loads(found.act("x", "hello", {}))
-    assert view["run"]["recorded"] and view["run"]["banner"]
-    assert found.session("x").knobs.walls == Walls()
-    first = json.loads(found.act("x", "goto", {"index": 0}))
-    assert first["steps"]["index"] == 0
-    narrow = json.loads(found.act("x", "knob", {"temperature": 1.0, "size": 3}))
-    assert narrow["knobs"]["badge"]["kind"] == "subtree" and len(narrow["tree"]["nodes"]) == 4
-    wide = json.loads(found.act("x", "knob", {"top_s": [10, 10, 0, 0], "size": 100}))
-    assert wide["status"]["notice"] and wide["tree"]["nodes"][1]["verdict"] == "unverified"
-    assert json.loads(found.act("x", "start", {"prompt": "hi"}))["status"]["notice"]
-
-
-def test_a_recording_goes_on_live_where_it_stopped(page):
-    page.act("start", prompt="abcdef")
-    page.act("step")
-    recording = records.from_json(page.sessions.record("one"))
-    page.sessions._opening = recording
-    view = page.act("hello", "late")
-    assert view["run"]["recorded"]
-    for _ in range(3):
-        view = page.act("step", "late")
-    assert not view["run"]["recorded"]
-    tokens = committed(page.of("late"))
-    assert tokens == page.text[: len(tokens)] and len(tokens) > len(committed(page.of()))
 
 
 def test_a_failing_model_leaves_the_last_good_step(page, monkeypatch):

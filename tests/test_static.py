@@ -25,11 +25,11 @@ from medusa_viz.decoding import decoder
 from medusa_viz.decoding.check import equals_greedy
 from medusa_viz.decoding.decoder import PLAIN, decode
 from medusa_viz.decoding.live import LiveRun
-from medusa_viz.decoding.settings import Acceptance
-from medusa_viz.decoding.tree import dense
+from medusa_viz.decoding.settings import SIZE_DETENTS, Acceptance
+from medusa_viz.decoding.tree import MAX_NODES, dense
 from medusa_viz.models import slab, static
 from medusa_viz.models.slab import StaticCache
-from medusa_viz.models.static import SIZES, Inputs, StaticStep, full_mask, padded
+from medusa_viz.models.static import ROOM, Inputs, StaticStep, full_mask, padded
 
 GREEDY = Acceptance()
 EVERY = [(kind, "eager" if kind in EAGER_ONLY else "sdpa") for kind in KINDS] + [("llama", "eager")]
@@ -187,9 +187,13 @@ def test_half_precision_is_greedy_or_its_difference_is_labelled(tied):
 
 
 def test_rows_are_padded_to_few_sizes():
-    assert [padded(rows) for rows in (1, 2, 3, 17, 64, 65, 1024, 1025, 16_385)] == [
-        1, 2, 4, 32, 64, 96, 1024, 2048, 17_408]
-    assert list(SIZES) == sorted(set(SIZES)) and all(padded(size) == size for size in SIZES)
+    assert [padded(rows) for rows in (1, 2, 3, 5, 16, 17, 64, 65, 73, 289, 1025)] == [
+        1, 2, 4, 8, 16, 24, 64, 72, 96, 320, 1088]
+    sizes = [padded(rows) for rows in range(1, MAX_NODES + 2)]
+    assert all(0 <= size - rows < ROOM and padded(size) == size for rows, size in enumerate(sizes, start=1))
+    assert sizes == sorted(sizes) and len(set(sizes)) < 35
+    for nodes in SIZE_DETENTS[SIZE_DETENTS.index(8) :]:  # a tree and its root: a fifth more at most, or seven rows
+        assert padded(nodes + 1) <= max(1.25 * (nodes + 1), nodes + 8), nodes
 
 
 @pytest.mark.parametrize("kind", ["llama", "mistral"])
@@ -201,9 +205,10 @@ def test_the_full_mask_is_the_eager_one_with_everything_else_closed(kind):
         shape, prefix = random_shape(rng, 4, paths=9), rng.randint(0, 20)
         rows, capacity = shape.nodes + 1, 64
         inputs, (tokens, depth, block) = Inputs.of_size(padded(rows), of.device), inputs_of(of, shape, rng)
-        left = dense([rows - 1] if rows > 1 else [])
+        left = dense([padded(rows) - 1] if rows > 1 else [])
         inputs.fill(*inputs_of(of, left, rng), 3)  # what an earlier tree left behind
         inputs.fill(tokens, depth, block, prefix)
+        assert torch.equal(inputs.tokens, torch.cat([tokens, tokens[:1].expand(padded(rows) - rows)]))
         got = full_mask(inputs.depth, inputs.sees, inputs.length, capacity, window, torch.float32)[0, 0]
         right = of._mask(depth, block, prefix, of.layer_kinds[0])[0, 0]
         assert torch.equal(got[:rows, : prefix + rows], right)

@@ -1,4 +1,4 @@
-"""What makes a static step fast on CUDA, tried on the CPU: captures, compiled kernels, one synchronisation, events."""
+"""What makes a static step fast on CUDA, tried on the CPU: one synchronisation, events, and what is chosen."""
 
 import random
 from types import SimpleNamespace
@@ -7,139 +7,26 @@ import numpy as np
 import pytest
 import torch
 from tiny import backbone, mixed_ranks, oracle_drafter, plain_greedy, prompt, random_drafter, random_shape
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
 
 from medusa_viz.decoding import acceptance, clock, decoder, on_device
 from medusa_viz.decoding.decoder import PLAIN, decode
 from medusa_viz.decoding.settings import Acceptance
 from medusa_viz.decoding.tree import dense, from_paths
-from medusa_viz.models import slab, static
+from medusa_viz.models.device import Placement
 from medusa_viz.models.static import StaticStep, fitting, says_the_same
 
 GREEDY = Acceptance()
 TYPICAL = Acceptance("typical", 1.2, epsilon=0.1, delta=0.6)
 
 
-class Traced:
-    """Stands in for a CUDA graph: the step runs once under a tracer, and a replay runs what was recorded. As in a
-    graph, whatever Python knew at that time is baked in, and only what lies in buffers can change."""
-
-    made = 0
-
-    def __init__(self, step):
-        self.recorded = make_fx(step)()
-        Traced.made += 1
-
-    def replay(self):
-        return tuple(part.clone() for part in self.recorded())
-
-
-@pytest.fixture
-def small_blocks(monkeypatch):
-    """Slabs as small as the tiny models' texts, so that they grow and are reused."""
-    monkeypatch.setattr(slab, "BLOCK", 8)
-    monkeypatch.setattr(static, "ROOM", 0)
-    monkeypatch.setattr(Traced, "made", 0)
-
-
-def written(of, drafter, ids, shape, tokens, settings=GREEDY):
-    return [token for step in decode(of, drafter, ids, shape, settings, tokens, ()) for token in step.tokens]
-
-
-# ---------------------------------------------------------------------------------------------------------- captures
-
-
-@pytest.mark.parametrize("kind", ["mistral", "gemma3_text", "gpt2"])
-def test_a_captured_step_depends_on_its_buffers_alone(kind, small_blocks):
-    of, ids = backbone(kind, dtype=torch.float64), prompt(0)
-    text = plain_greedy(of, ids, 50)
-    drafter = oracle_drafter(of, ids, text, heads=4, rank=mixed_ranks(3))
-    of.static = StaticStep(of, Traced)
-    for shape in (dense([1] * 3), dense([2, 1])):
-        assert written(of, drafter, ids, shape, 40) == text[:40]
-    made = Traced.made
-    assert 2 <= made <= 4 and written(of, drafter, ids, dense([2, 1]), 40) == text[:40]
-    assert Traced.made == made  # the slab came back with its graphs
-    assert of.static.words == "static buffers, CUDA graphs of plain kernels"
-
-
-def test_growth_captures_anew(small_blocks):
-    of, ids = backbone(dtype=torch.float64), prompt(1)
-    text = plain_greedy(of, ids, 20)
-    of.static = StaticStep(of, Traced)
-    state, seen = decoder.start(of, ids, GREEDY), []
-    for place in range(20):
-        plan = decoder.plan(PLAIN, of, None)
-        candidates = decoder.propose(None, state, plan)
-        forward = decoder.verify(of, state, plan, candidates)
-        accepted = decoder.accept(forward, state, plan, candidates, GREEDY)
-        decoder.commit(state, forward, accepted)
-        assert accepted.tokens == [text[place]]
-        seen.append((state.cache.capacity, Traced.made))
-    assert sorted(set(seen)) == [(8, 1), (16, 2), (32, 3)]
-
-
-def test_results_outlive_the_next_replay(small_blocks):
-    """Live runs read logits after other sessions have stepped."""
-    of, rng = backbone(), random.Random(0)
-    of.static, shape = StaticStep(of, Traced), dense([2, 1])
-    plan = decoder.plan(shape, of, random_drafter(of))
-    caches = [of.new_cache(20) for _ in range(2)]
-    for seed, cache in enumerate(caches):
-        of.prefill(prompt(seed), cache)
-    tokens = [torch.tensor([rng.randrange(50) for _ in range(5)]) for _ in caches]
-    first = of.verify(tokens[0], plan.depth, plan.block, caches[0])
-    kept = first.logits.clone(), first.hidden.clone()
-    for cache in caches:
-        of.verify(tokens[1], plan.depth, plan.block, cache)
-    assert torch.equal(first.logits, kept[0]) and torch.equal(first.hidden, kept[1])
-
-
-@pytest.mark.parametrize("fault", ["compiler", "capture", "both", "late"])
-def test_whatever_fails_the_run_goes_on_and_says_so(fault, small_blocks):
-    of, ids = backbone(dtype=torch.float64), prompt(0)
-    text, made = plain_greedy(of, ids, 40), []
-
-    def failing(*_):
-        raise RuntimeError("no room for kernels\nwith many details")
-
-    def capture(step):
-        made.append(step)
-        if fault in ("capture", "both") or (fault == "late" and len(made) == 2):
-            raise ValueError("cannot capture")
-        return Traced(step)
-
-    of.static = StaticStep(of, capture, lambda step: failing if fault in ("compiler", "both") else step)
-    assert written(of, random_drafter(of, 3), ids, dense([2, 1]), 20) == text[:20]
-    plain = "static buffers, CUDA graphs of plain kernels"
-    assert of.static.words == {
-        "compiler": f"{plain} (RuntimeError: no room for kernels)",
-        "capture": "static buffers without CUDA graphs (ValueError: cannot capture)",
-        "both": "static buffers without CUDA graphs (ValueError: cannot capture)",
-        "late": f"{plain} (ValueError: cannot capture)"}[fault]
-    assert written(of, None, ids, PLAIN, 20) == text[:20]
-
-
-def test_torch_compile_takes_the_step_whole_and_once_for_all_sizes(small_blocks):
-    of, ids, graphs = backbone(dtype=torch.float64, num_hidden_layers=1), prompt(0), []
-    text = plain_greedy(of, ids, 60)
-
-    def backend(graph, _):
-        graphs.append(graph)
-        return graph.forward
-
-    torch.compiler.reset()
-    of.static = StaticStep(of, Traced, lambda step: torch.compile(step, backend=backend, fullgraph=True, dynamic=True))
-    of.static._capture = lambda step: SimpleNamespace(replay=step)
-    drafter = oracle_drafter(of, ids, text, heads=4, rank=mixed_ranks(0))
-    for shape in (dense([2, 2, 1]), PLAIN, dense([4, 3])):
-        assert written(of, drafter, ids, shape, 24) == text[:24]
-    assert not of.static.faults
-    assert 1 <= len(graphs) <= 3  # several rows, and one
-
-
 # ------------------------------------------------------------------------------------------------------ what is chosen
+
+
+def test_8_bit_linears_stay_eager_since_each_asks_the_host():
+    card = torch.device("cuda")
+    quantised = SimpleNamespace(device=card, placement=Placement(card, torch.float16, "", "8bit"))
+    assert fitting(quantised, True, 1e-3) == (None, "eager (8-bit linears ask the host)")
 
 
 def test_a_cpu_stays_eager_and_says_that_compiling_changes_nothing():
@@ -274,3 +161,8 @@ def test_on_cuda_the_clock_reads_events_that_have_passed(monkeypatch):
         assert (timings.propose, timings.verify) == (10, 10)  # by the events
         assert timings.accept == pytest.approx(5) and timings.commit == pytest.approx(1)
         assert timings.total == pytest.approx(26)
+    Event.made, times = 0, iter([0.0, 0.001, 0.002, 0.025])
+    for _ in range(4):  # a look commits nothing
+        watch.mark()
+    timings = watch.timings()
+    assert timings.commit is None and timings.total == pytest.approx(25)

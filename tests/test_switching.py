@@ -19,8 +19,8 @@ from medusa_viz.ui import running
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
     root = tmp_path_factory.mktemp("models")
-    facts = {"recipe": "medusa1", "data": "<b>mine</b>.npz", "tokens": 1234, "date": "2026-01-02",
-             "tokens_per_step": {"15": 1.5}}
+    facts = {"recipe": "medusa1", "init": "first stretch", "data": "<b>mine</b>.npz", "tokens": 1234,
+             "date": "2026-01-02", "tokens_per_step": {"15": 1.5}}
     return SimpleNamespace(model=saved_model(root / "model"), other=saved_model(root / "other"),
                            heads=saved_heads(root / "heads"), more=saved_heads(root / "more", 4, 1, facts),
                            foreign=saved_heads(root / "foreign", width=8))
@@ -59,8 +59,24 @@ def test_other_heads_share_the_backbone_and_a_run_ends_on_those_it_began_with(pa
     assert view["knobs"]["heads"] == 4 and len(view["heads"]["head"]) == 4
     assert view["provenance"]["line"] == "Trained by medusa1 · 2026-01-02"
     told = {row["label"]: row["value"] for row in view["provenance"]["rows"]}
-    assert told["data"] == "<b>mine</b>.npz · 1,234 reply tokens"
+    assert told["data"] == "<b>mine</b>.npz · 1,234 reply tokens" and told["began from"] == "first stretch"
+    assert told["runs on"].startswith("CPU, ") and told["runs on"].endswith("· fp32 (fp32 is exact and fastest on cpu)")
+    assert told["linears"] == new.engine.backbone.linears and told["step"] == new.engine.backbone.step
+    assert told["note"] == "the heads were trained on tiny, and may draft worse on model"
     assert told["held-out top-1"] == "0.400 · 0.200 · 0.133 · 0.100" and told["tokens per step"].startswith("1.50")
+
+
+def test_notices_of_loading_are_shown_to_whom_the_server_belongs(page):
+    page.act("start", prompt="abc")
+    page.host.model.engine.loaded.report.notices[:] = ["the table /srv/<b>x lies beside the heads"]
+
+    def notes():
+        rows = page.act("poll")["provenance"]["rows"]
+        return [row["value"] for row in rows if row["label"] == "note"]
+
+    assert notes() == ["the table /srv/<b>x lies beside the heads"]
+    page.host.locked = True
+    assert notes() == [], "visitors are told no files of the server"
 
 
 def test_an_old_model_goes_when_its_last_run_ends(page, folders, monkeypatch):

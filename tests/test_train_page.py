@@ -1,6 +1,7 @@
 """The Train page from the server's side: real commands on a tiny model, started, watched, stopped, resumed, used."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -84,6 +85,14 @@ def test_a_run_grows_finishes_and_its_heads_are_used(page):
     assert page.sessions.host.model.engine.drafter.heads == 2
     shown = json.loads(page.sessions.act("one", "start", {"prompt": "abc"}))
     assert shown["knobs"]["heads"] == 2 and "medusa1" in shown["provenance"]["line"]
+    run = page.act("poll")["run"]
+    assert run["in_use"] and not run["can"]["use"]
+    written = page.root / "runs" / "first" / "medusa_lm_head.safetensors"
+    os.utime(written, ns=(0, written.stat().st_mtime_ns + 1))  # as the next pass of a resumed run writes it
+    run = page.act("poll")["run"]
+    assert run["can"]["use"] and not run["in_use"], "the Explorer drafts with older ones"
+    page.act("use", run="first")
+    until(lambda: page.sessions.host.status.coming is None, "the switch")
     assert page.act("poll")["run"]["in_use"]
 
 
@@ -95,6 +104,7 @@ def test_medusa2_shows_both_stages_and_loads_with_its_adapter(page):
     assert view["run"]["state"] == "finished", view["run"]["sentence"]
     assert "backbone" in view["run"]["total"] and "λ0 0.2" in view["run"]["total"]
     assert "perplexity" in view["run"]["held_out"]
+    assert "first choice is unchanged at" in view["run"]["held_out"]
     loss = json.loads(view["figures"]["loss"]["figure"])
     assert loss["data"][1]["name"] == "backbone" and len(loss["layout"]["shapes"]) == 1
     old = page.sessions.host.model
@@ -116,13 +126,13 @@ def test_the_model_writes_first_and_is_trained_on_that(page):
 def test_stop_keeps_the_heads_and_resume_goes_on(page):
     page.start("long", settings=dict(LONG))
     until(lambda: page.act("poll")["run"]["total"], "the first step")
-    before = page.act("stop")["run"]
+    before = page.act("stop", run="long")["run"]
     assert before["state"] in ("stopping", "stopped")
     until(lambda: state(page) == "stopped", "the stop")
     view = page.act("poll")
     assert "heads as they were are saved" in view["run"]["sentence"]
     assert view["run"]["can"] == {"stop": False, "resume": True, "use": True}
-    assert "No run is under way" in page.act("stop")["notice"]
+    assert "No run is under way" in page.act("stop", run="long")["notice"]
     steps = len(Path(page.root / "runs/long/log.jsonl").read_text().splitlines())
     assert not page.act("resume", run="long")["notice"]
     until(lambda: len(Path(page.root / "runs/long/log.jsonl").read_text().splitlines()) > steps, "further steps")
@@ -144,11 +154,45 @@ def test_a_run_that_fails_says_its_one_sentence(page):
     assert run["can"] == {"stop": False, "resume": True, "use": False}
 
 
+@pytest.fixture
+def planned(page, monkeypatch):
+    """The runs that were asked for and are not begun."""
+    plans = []
+    monkeypatch.setattr(page.runner, "start", plans.append)
+    return plans
+
+
+def test_a_run_goes_to_the_servers_device_and_over_a_quantised_model_as_it_is(page, planned):
+    host = page.sessions.host
+    assert page.runner.device == host.asked["device"] == "cpu"
+    host.options = {**host.options, "dtype": "4bit"}
+    for name, more in {"alone": {}, "joint": {"recipe": "medusa2"}, "other": {"model": "smollm2-135m"}}.items():
+        assert not page.start(name, **more)["notice"]
+    assert [plan.dtype for plan in planned] == ["4bit", "", ""]
+    host.options = {**host.options, "dtype": "bf16"}
+    page.start("wide")
+    assert planned[-1].dtype == "", "training has its own default for what is not quantised"
+
+
+def test_heads_are_used_in_the_dtype_of_their_own_model(page, monkeypatch):
+    host, asked = page.sessions.host, []
+    monkeypatch.setattr(host, "use", lambda **options: asked.append(options))
+    folder = saved_heads(page.root / "runs" / "left")
+    plan = {"name": "left", "recipe": "medusa1", "model": str(page.model), "data": [str(page.data)], "settings": {}}
+    train_runner.write(folder, {"plan": plan, "state": "finished"})
+    host.options = {**host.options, "model": "vicuna-7b-v1.3", "dtype": "4bit"}
+    page.act("use", run="left")
+    host.options = {**host.options, "model": str(page.model), "dtype": "bf16"}
+    page.act("use", run="left")
+    assert asked == [{"model": str(page.model), "heads": str(folder), "dtype": "auto"}, {"heads": str(folder)}]
+
+
 @pytest.mark.parametrize(("asked", "word"), [
     ({"name": "../up"}, "is no name"), ({"name": "<b>"}, "“<b>”"), ({"recipe": "medusa9"}, "medusa9"),
-    ({"model": "/etc"}, "no model “/etc”"), ({"data": "/etc/<i>passwd"}, "/etc/<i>passwd is no token file"),
+    ({"model": "/etc"}, "no model “/etc”"), ({"data": "/etc/<i>passwd"}, "“/etc/<i>passwd” is no token file"),
     ({"data": ""}, "nothing to train on"), ({"settings": {"passes": 0}}, "passes is 0"),
-    ({"settings": {"fog": 1}}, "fog"), ({"settings": ["x"]}, "cannot take"), ({"distil": "many"}, "tokens is"),
+    ({"settings": {"rank": 8}}, "The recipe medusa1 has no setting “rank”."), ({"settings": ["x"]}, "cannot take"),
+    ({"distil": "many"}, "tokens is"),
     ({"odd": 1}, "cannot take"),
 ])
 def test_what_cannot_be_started_is_one_sentence_and_nothing_runs(page, asked, word):
@@ -158,8 +202,13 @@ def test_what_cannot_be_started_is_one_sentence_and_nothing_runs(page, asked, wo
 
 
 def test_runs_and_heads_from_elsewhere(page):
-    for bad in ("", " ", "/etc", "a\0b", "<script>", "../..", "~nobody", 7):
-        assert "no run" in page.act("open_path", path=bad)["notice"]
+    for bad in ("/etc", "a\0b", "<script>", "../..", "~nobody"):
+        assert page.act("open_path", path=bad)["notice"] == f"There is no run and there are no heads at “{bad}”."
+    for action in ("open", "use", "resume"):
+        assert page.act(action, run="x")["notice"] == "There is no run and there are no heads at “x”."
+        for unnamed in ("", " ", None, 7, []):
+            assert page.act(action, run=unnamed)["notice"] == "Name a run or a heads folder first."
+    assert page.act("open_path", path=" ")["notice"] == "Name a run or a heads folder first."
     heads = saved_heads(page.root / "<b>heads")
     run = page.act("open_path", path=str(heads))["run"]
     assert run["name"] == "<b>heads" and run["state"] == "found" and run["can"]["use"] and not run["can"]["resume"]

@@ -2,7 +2,9 @@
 
 import json
 import os
+import signal
 import time
+from types import SimpleNamespace
 
 import pytest
 from tiny_page import token_file
@@ -105,10 +107,34 @@ def test_a_plan_is_two_commands_that_go_on_with_what_is_there(cache):
     plan.folder.mkdir(parents=True)
     (plan.folder / "log.jsonl").touch()
     [(phase, train)] = plan.commands()
-    assert phase == "train" and train[-1] == "--resume"
+    assert phase == "train" and "--resume" in train
+    assert all(words[words.index("--device") + 1] == "cuda:1" and "--dtype" not in words
+               for _, words in plan.commands("cuda:1"))
+    assert all(words[words.index("--dtype") + 1] == "4bit"
+               for _, words in Plan("four", "medusa1", "tiny", distil=400, dtype="4bit").commands())
     assert train_plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
-    for broken in (None, {}, [], {"name": "../x", "recipe": "medusa1", "model": "m", "data": ["a"]}):
+    bad = {"name": "x", "recipe": "medusa1", "model": "m", "data": ["a"], "dtype": "--out"}
+    for broken in (None, {}, [], bad, {"name": "../x", "recipe": "medusa1", "model": "m", "data": ["a"]}):
         assert train_plan.from_json(broken) is None
+
+
+def test_a_run_is_ended_at_once_only_by_whoever_saw_it_stopping():
+    """A double click, two visitors at once, and a page that still shows a run which is over."""
+    told = []
+    child = SimpleNamespace(poll=lambda: None, send_signal=told.append, kill=lambda: told.append("kill"))
+    runner = train_runner.Runner()
+    with pytest.raises(ActionError, match="train_not_running"):
+        runner.stop("mine")
+    runner.current = train_runner.Running(Plan("mine", "medusa1", "tiny", distil=400), child=child)
+    with pytest.raises(ActionError, match="train_other_run"):
+        runner.stop("older", now=True)
+    assert not told and not runner.current.stopping
+    runner.stop("mine", now=True)  # of a run of that name that was stopped and went on
+    for _ in range(3):
+        runner.stop("mine")
+    assert told == [signal.SIGINT] and runner.current.stopping
+    runner.stop("mine", now=True)
+    assert told == [signal.SIGINT, "kill"]
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "../up", "a/b", "-x", "<b>", "a b", "x" * 61, "a\0b", None])

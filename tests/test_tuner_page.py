@@ -1,80 +1,26 @@
-"""The Tuner page from the server's side: jobs, visitors, trees, exchange, and the tree in the Explorer's session."""
+"""The Tuner page from the server's side: visitors, trees, exchange, and the tree in the Explorer's session."""
 
 import json
-import threading
 from types import SimpleNamespace
 
 import pytest
-from tiny_page import saved_heads, saved_model, until
+from tiny_page import until
+from tiny_tuner import QUICK_ROWS, done, fact, first, part, saved, serving, surveyed
 
 from medusa_viz.tuning import formats, latency, thresholds
 from medusa_viz.tuning.published_trees import published
 from medusa_viz.ui import host as hosts
-from medusa_viz.ui import tuner_charts, tuner_plan, tuner_work
-
-QUICK_ROWS = (1, 2, 4, 8)
+from medusa_viz.ui import tuner_charts, tuner_plan
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    root = tmp_path_factory.mktemp("tuner")
-    return SimpleNamespace(model=saved_model(root / "model"), heads=saved_heads(root / "heads"),
-                           more=saved_heads(root / "more", 4, 1))
+    return saved(tmp_path_factory.mktemp("tuner"))
 
 
 @pytest.fixture
 def page(folders, tmp_path, monkeypatch):
-    """act(action, token, **payload) -> view of the Tuner; everything small and quick."""
-    from medusa_viz.tuning import measure_latency
-
-    monkeypatch.setenv("MEDUSA_VIZ_CACHE", str(tmp_path))
-    measuring = measure_latency.measuring
-    monkeypatch.setattr(measure_latency, "measuring", lambda engine: measuring(engine, QUICK_ROWS, (8, 16), 1))
-    monkeypatch.setattr(tuner_work, "ANSWERED", 4)
-    monkeypatch.setattr(tuner_work, "ANSWER_TOKENS", 12)
-    monkeypatch.setitem(tuner_plan.MEASURE, "quick", (1, 6))
-    monkeypatch.setitem(tuner_plan.STUDY, "quick", tuner_plan.Depth((0.01, 0.25), (0.7,), 1, 6))
-    sessions = hosts.Sessions({"model": str(folders.model), "heads": str(folders.heads), "device": "cpu"})
-    sessions._opening = None
-    sessions.host.load()
-
-    def act(action, token="one", **payload):
-        return json.loads(sessions.pages.act(token, "tuner", action, payload))
-
-    until(lambda: act("poll")["ready"], "what lies stored")
-    yield SimpleNamespace(act=act, sessions=sessions, host=sessions.host, root=tmp_path,
-                          explorer=lambda action, **payload: json.loads(sessions.act("one", action, payload)))
-    sessions.shutdown()
-
-
-def done(page, action, token="one", **payload):
-    """Run a job to its end; the view behind it."""
-    view = page.act(action, token, **payload)
-    assert not view["notice"] and view["job"]["live"], view
-    view = first(page, lambda v: not (v["job"] or {}).get("live"), token)
-    assert view["job"] is None, view["job"]
-    return view
-
-
-def first(page, true, token="one"):
-    """The first look that shows it."""
-    def look():
-        view = page.act("poll", token)
-        return view if true(view) else None
-
-    return until(look, "the look")
-
-
-def surveyed(page):
-    return first(page, lambda view: not view["surveying"])
-
-
-def part(view, name):
-    return view["parts"][name]["body"]
-
-
-def fact(view, key):
-    return next((row["value"] for row in view["chosen"]["facts"] if row["key"] == key), None)
+    yield from serving(folders, tmp_path, monkeypatch)
 
 
 # ---- sources and jobs ---------------------------------------------------------------------------------------------
@@ -88,6 +34,8 @@ def test_without_measurements_the_page_says_where_numbers_come_from(page):
     joint = next(kind for kind in view["controls"]["kinds"] if kind["name"] == "joint")
     assert "calibrate" in joint["lacking"]
     assert "at temperature" not in view["advice"]["text"] and "about" in view["sources"]["time"]
+    cut = part(view, "following")["cut"]
+    assert "worth" in cut and " for " not in cut and "–" not in cut, "without step times nothing has a price"
 
 
 def test_calibrate_time_and_measure_lead_to_a_recommendation(page):
@@ -133,61 +81,9 @@ def test_thresholds_are_measured_against_a_proxy(page):
     assert "distinct" in json.loads(part(view, "thresholds")["figure"])["layout"]["yaxis"]["title"]["text"]
 
 
-def test_the_study_of_the_page_is_the_one_of_the_command_line():
-    full = tuner_plan.STUDY["full"]
-    assert full.epsilons == thresholds.EPSILONS and full.temperatures == thresholds.TEMPERATURES
+def test_the_study_of_the_page_names_the_settings_that_stay_as_they_are():
     assert tuner_charts.SWEPT_TEMPERATURE == thresholds.TEMPERATURE == tuner_plan.TEMPERED
     assert tuner_charts.SWEPT_EPSILON == thresholds.EPSILON
-
-
-def test_a_cancelled_job_keeps_nothing_and_another_can_begin(page, monkeypatch):
-    gate = _slow(monkeypatch)
-    assert page.act("time")["job"]["live"]
-    assert "step times is under way" in page.act("calibrate")["notice"]
-    assert page.act("cancel")["notice"] == ""
-    gate.set()
-    view = first(page, lambda view: view["job"] is None)
-    assert view["sources"]["times_kind"] == "none" and not list(page.root.glob("latency/*"))
-    assert "No job" in page.act("cancel")["notice"]
-    monkeypatch.undo()
-    page.act("hello")
-
-
-def _slow(monkeypatch):
-    """Parts wait for the gate, so that a test can act between them."""
-    gate = threading.Event()
-    timing = tuner_work.timing
-
-    def slow(engine):
-        job = timing(engine)
-        yield next(job)
-        gate.wait(20)
-        return (yield from job)
-
-    monkeypatch.setattr(tuner_work, "timing", slow)
-    return gate
-
-
-def test_a_closed_tab_ends_its_job_and_others_get_their_turns(page, monkeypatch):
-    gate = _slow(monkeypatch)
-    page.act("time", "two")
-    task = page.sessions.pages["tuner"]._desks["two"].task
-    assert page.act("poll")["job"] is None, "another visitor's job is not mine"
-    page.sessions.close("two")
-    gate.set()
-    until(lambda: task.state == "cancelled", "the end")
-    assert page.explorer("start", prompt="abc")["steps"]["count"] == 1
-
-
-def test_a_fault_in_a_job_is_one_sentence(page, monkeypatch):
-    def broken(engine):
-        yield from ()
-        raise ValueError("The device is on fire.")
-
-    monkeypatch.setattr(tuner_work, "timing", broken)
-    page.act("time")
-    view = first(page, lambda view: view["job"] and not view["job"]["live"])
-    assert view["job"]["text"] == "The device is on fire."
 
 
 # ---- visitors and heads -------------------------------------------------------------------------------------------
@@ -219,8 +115,11 @@ def test_a_recorded_curve_prices_trees_and_says_so(page):
     assert "<b>" not in json.dumps(json.loads(part(view, "latency")["figure"])), "a device's name is no markup"
     assert view["advice"]["state"] == "tree" and "H200" in view["advice"]["text"]
     assert not page.act("price", elsewhere=False)["sources"]["elsewhere"]
-    view = page.act("load_curve", text='{"medusa_viz_latency": 1}', name="x")
-    assert "no latency curve" in view["notice"]
+    for name, called in (("x  y.json ", "The file x y.json"), ("", "The pasted text"), (" ", "The pasted text"),
+                         (None, "The pasted text")):
+        view = page.act("load_curve", text='{"medusa_viz_latency": 1}', name=name)
+        assert view["notice"] == f"{called} is no latency curve that `tune` wrote."
+    assert "cannot take" in page.act("load_curve", text=7)["notice"]
 
 
 def test_other_heads_clear_the_desk(page, folders):
@@ -282,6 +181,15 @@ def test_published_trees_are_trimmed_with_a_note(page):
     assert len(view["controls"]["published"]) == len(published()) == 9
 
 
+def test_a_tree_with_more_leaves_than_lines_is_folded_until_there_is_room(page):
+    page.act("choose", kind="published", name="mc_sim_7b_63")
+    tree = part(page.act("room", width=620, height=330), "tree")
+    assert tree["folded"] > 0 and len(tree["nodes"]) + tree["folded"] == tree["count"] + 1
+    at = sorted(node["y"] for node in tree["nodes"] if node["depth"] == 3)
+    assert (330 - 60) / max(node["y"] for node in tree["nodes"]) > 8, "a label is 9 px high"
+    assert len(set(at)) == len(at) and part(page.act("room", width=620, height=700), "tree")["folded"] == 0
+
+
 def test_a_dynamic_tree_says_what_it_cannot(page):
     view = page.act("choose", kind="dynamic", budget=7)
     assert part(view, "tree")["figure"] is None and view["chosen"]["why_not"]
@@ -305,7 +213,8 @@ def test_prune_add_undo_redo(page):
     assert page.act("redo")["chosen"]["fingerprint"] == pruned
     for action, payload, word in (("prune", {"path": ""}, "root"), ("prune", {"path": "9.9"}, "no node"),
                                   ("add", {"path": "0.0.0.0"}, "no such node"), ("add", {"path": "x"}, "no such node"),
-                                  ("add", {"path": "99"}, "no such node")):
+                                  ("add", {"path": "99"}, "no such node"), ("add", {"path": 0}, "no such node"),
+                                  ("prune", {"path": "0." * 9999}, "no such node")):
         assert word in page.act(action, **payload)["notice"], payload
     page.act("undo")
     page.act("undo")
@@ -336,6 +245,8 @@ def test_depth_bars_sum_to_the_accepted_length(page):
     rate = float(part(view, "reached")["caption"].split("1 + E[L] = ")[1].split(",")[0])
     assert sum(bars[1]["y"]) + 1 == pytest.approx(rate, abs=2e-3)
     assert sum(bars[0]["y"]) + 1 == pytest.approx(float(fact(view, "expected")), abs=2e-3)
+    caption = part(page.act("choose", kind="chain", budget=1), "reached")["caption"]
+    assert caption.split(";")[0].count("=") == 1, "a sum of one term is that term"
 
 
 # ---- exchange -----------------------------------------------------------------------------------------------------
@@ -353,7 +264,7 @@ def test_what_is_exported_can_be_imported(page, name):
 
 
 @pytest.mark.parametrize("text", ["__import__('os').system('touch x')", "<img src=x onerror=alert(1)>", "",
-                                  "[[0],[-1]]", "{" * 5000, "[[0, 99]]", "9" * 5000])
+                                  "[[0],[-1]]", "{" * 5000, "[[0, 99]]", "9" * 5000, {"tree": []}, [[0]], None])
 def test_hostile_text_is_refused_in_one_sentence(page, text):
     view = page.act("import", text=text)
     assert view["notice"] and view["chosen"]["title"] == "sparse:16"
@@ -366,6 +277,7 @@ def test_an_explicit_tree_decodes_as_greedy_does(page):
     page.act("import", text="[[0],[2],[0,1],[2,0],[0,1,3]]")
     paths = page.act("use")["give"]["paths"]
     assert page.act("hello")["give"] is None, "given once"
+    page.explorer("hello")
     view = page.explorer("tree", paths=paths)
     assert not view["status"]["notice"]
     view = page.explorer("start", prompt="abc")
@@ -390,7 +302,8 @@ def test_a_tree_that_walls_and_size_give_is_theirs(page):
 
 
 @pytest.mark.parametrize(("paths", "word"), [
-    ([[11]], "10 best tokens"), ([["x"]], "whole numbers"), (3, "cannot take")])
+    ([[11]], "10 best tokens"), ([["x"]], "whole numbers"), (3, "cannot take"), ([["x"]] * 5000, "4,680 nodes"),
+    ([[n, n] for n in range(4000)], "4,680 nodes"), ([["x"] * 1000], "deeper than 64")])
 def test_odd_trees_leave_the_explorer_as_it_was(page, paths, word):
     page.explorer("start", prompt="abc")
     view = page.explorer("tree", paths=paths)

@@ -16,6 +16,7 @@ from medusa_viz.figures.texts import Texts
 from medusa_viz.models.text import visible
 from medusa_viz.tuning.builders import node_values, sparse
 from medusa_viz.ui import view
+from medusa_viz.ui.running import DEFAULTS
 from medusa_viz.ui.snapshot import ModelStatus, Pinned, Screen, screen_of
 from medusa_viz.ui.wording import Wording
 from medusa_viz.ui.written import written
@@ -83,6 +84,7 @@ def test_gains_are_the_path_products_best_first():
     assert all(row["value"] == pytest.approx(values[row["row"]], rel=1e-4) for row in gains["rows"])
     assert f"{sum(values) - 1:.2f} drafts a step" in gains["note"]
     assert gains["note"].endswith(f"accepted {len(step.verdict.accepted) - 1}.")
+    assert gains["expected"] in gains["note"].replace(";", ".") and "accepted" not in gains["expected"]
     assert view.build(make_snapshot([make_step(dense([]), 1)]), T)["gains"]["rows"] == []
     assert len(view.build(make_snapshot([make_step(dense([8, 8, 8, 8]), verified=False)]), T)["gains"]["rows"]) == 64
 
@@ -110,6 +112,60 @@ def test_what_cannot_be_verified_says_why():
     assert view.build(make_snapshot([small]), T)["run"]["verify_blocked"] == ""
     loading = view.build(make_snapshot([small], model=ModelStatus("loading", "load")), T)["run"]
     assert "not ready" in loading["verify_blocked"]
+
+
+def test_dots_tell_what_was_committed_and_nothing_that_may_still_be_guessed():
+    steps = [make_step(FIRST_LOAD, seed, index=seed, agree=0.9) for seed in range(3)]
+    counts = [len(step.verdict.committed) for step in steps]
+    dots = lambda **changes: view.build(make_snapshot(steps, **changes), T)["steps"]["committed"]  # noqa: E731
+    assert dots(pending=False, finished="end") == counts
+    assert dots() == dots(index=0, pending=False) == [*counts[:2], 0]
+    assert dots(index=1, pending=False, changed=True) == [counts[0], 0, 0]
+
+
+@pytest.mark.parametrize(("options", "words"), [
+    ({}, ""), (DEFAULTS, ""), ({**DEFAULTS, "model": "vicuna-7b-v1.3", "dtype": "4bit"},
+                               "--model vicuna-7b-v1.3 --dtype 4bit"),
+    ({**DEFAULTS, "heads": "my heads", "device": "cuda:1", "compile": True},
+     "--heads 'my heads' --device cuda:1 --compile")])
+def test_the_command_names_the_model_that_runs(options, words):
+    snapshot = make_snapshot([make_step(FIRST_LOAD, 1)], options=options)
+    run = view.build(snapshot, T)["run"]
+    told = run["command"]
+    assert told.partition("--tree sparse:16@4,3,2,2")[2].split("--max-new-tokens")[0].strip() == words
+    assert not run["command_blocked"]
+    assert told.startswith("python -m medusa_viz decode --prompt")
+
+
+def test_where_there_is_no_command_the_page_says_why(tmp_path):
+    snapshot = make_snapshot([make_step(FIRST_LOAD, 1)], locked=True, options={**DEFAULTS, "model": str(tmp_path)})
+    run = lambda **changes: view.build(replace(snapshot, **changes), T)["run"]  # noqa: E731
+    assert not run()["command"] and "does not tell" in run()["command_blocked"]
+    assert str(tmp_path) in run(locked=False)["command"]
+    assert "--model a/b" in run(options={**DEFAULTS, "model": "a/b"})["command"]
+    own = run(locked=False, own_tree=True)
+    assert not own["command"] and "--tree" in own["command_blocked"]
+    assert not run(prompt="")["command_blocked"]
+
+
+@pytest.mark.parametrize(("options", "english", "measured"), [
+    ({}, True, True), ({"heads": "mine"}, True, False), ({"model": "smollm2-135m-medusa2"}, True, False),
+    ({"model": "vicuna-7b-v1.3"}, False, False), ({"model": "/a/folder"}, False, False)])
+def test_what_holds_for_the_default_model_is_told_of_it_alone(options, english, measured):
+    beside = view.build(make_snapshot([], on_start={**DEFAULTS, **options}), T)["text"]["beside"]
+    assert ("English" in beside["note"], beside["measured"]) == (english, measured)
+
+
+def test_each_kind_of_fetch_has_its_own_sentence():
+    say = lambda phase: view.build(make_snapshot([], model=ModelStatus("loading", phase)), T)["status"]["text"]  # noqa: E731
+    assert "only request" in say("fetch") and "hub" in say("hub") and "only request" not in say("hub")
+
+
+def test_a_recording_of_another_model_offers_no_step():
+    snapshot = make_snapshot([make_step(FIRST_LOAD, 1)], recorded=True)
+    assert view.build(snapshot, T)["run"]["can"]["step"]
+    run = view.build(replace(snapshot, foreign=True), T)["run"]
+    assert not run["can"]["step"] and not run["can"]["play"] and "another model" in run["verify_blocked"]
 
 
 def test_a_finished_run_says_so_on_its_last_step_only():

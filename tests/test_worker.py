@@ -8,6 +8,7 @@ from concurrent.futures import CancelledError
 
 import pytest
 
+from medusa_viz.models import memory
 from medusa_viz.models.worker import Worker, WorkerClosed
 
 PATIENCE = 20  # seconds; only a hang takes them
@@ -44,6 +45,22 @@ def held():
     yield made
     made.gate.set()
     made.worker.close()
+
+
+def test_a_full_card_is_one_sentence_that_holds_no_memory():
+    import torch
+
+    worker, full = Worker("test"), torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nSee …")
+
+    def job(error):
+        raise error
+
+    faults = [worker.submit("a", lambda error=error: job(error)).exception(PATIENCE)
+              for error in (full, RuntimeError("another"))]
+    worker.close()
+    assert isinstance(faults[0], memory.OutOfMemory) and str(faults[1]) == "another"
+    assert "smaller tree" in str(faults[0]) and "\n" not in str(faults[0]) and str(faults[0]).endswith(".")
+    assert faults[0].__cause__ is faults[0].__context__ is faults[0].__traceback__ is None
 
 
 def test_owners_take_turns_and_each_is_served_in_order(held):

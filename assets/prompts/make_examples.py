@@ -2,28 +2,30 @@
 
 python assets/prompts/make_examples.py
 
-Writes examples.json (each prompt with its tokens per step: greedy, sparse:16, 64 tokens) and
-../sessions/opening.json (a real session that stands at a step which commits at least four tokens).
+Writes examples.json (each prompt with its tokens per step: greedy, sparse:16, 64 tokens; `loses` where that is less
+than the overhead of such a step, measured by turns with plain ones) and ../sessions/opening.json (a real session that
+stands at a step which commits at least four tokens).
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1]))
 
 from medusa_viz.decoding import engine as engines  # noqa: E402
 from medusa_viz.decoding import records  # noqa: E402
-from medusa_viz.decoding.decoder import decode  # noqa: E402
+from medusa_viz.decoding.decoder import PLAIN, Tree, decode  # noqa: E402
 from medusa_viz.decoding.settings import Acceptance  # noqa: E402
-from medusa_viz.tuning.calibration import facts_of  # noqa: E402
-from medusa_viz.tuning.specs import build  # noqa: E402
+from medusa_viz.tuning.specs import Facts, build  # noqa: E402
 from medusa_viz.ui.host import Sessions  # noqa: E402
 
-TREE, TOKENS = "sparse:16", 64
+TREE, TOKENS, PLAIN_TOKENS = "sparse:16", 64, 16
 SHOWN = 6  # the best prompt of different kinds, and the worst of all
 OPENING_STEPS = 14
 OPENING_TOKENS = 4  # what the step on screen commits, at least
@@ -42,27 +44,55 @@ CANDIDATES = {
     "poem": "Write a four line poem about the sea.",
     "advice": "Give me five tips for learning a new language.",
     "benefits": "What are the benefits of regular exercise?",
+    "translation": "Translate this into German: I would like a cup of coffee and a newspaper.",
 }
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A prompt decoded with the tree and plainly: tokens per step, and the milliseconds of every step."""
+
+    rate: float
+    kind: str
+    prompt: str
+    tree_ms: list[float]
+    plain_ms: list[float]
 
 
 def main() -> None:
     engines.quiet_transformers()
     engine = engines.load(engines.EngineOptions())
-    measured = sorted(((measure(engine, prompt), kind, prompt) for kind, prompt in CANDIDATES.items()), reverse=True)
-    for value, kind, prompt in measured:
-        print(f"{value:.2f}  {kind:12} {prompt}")
-    chosen = measured[:SHOWN] + measured[-1:]
-    examples = [{"kind": kind, "prompt": prompt, "tokens_per_step": round(value, 2)} for value, kind, prompt in chosen]
+    measured = [measure(engine, kind, prompt) for kind, prompt in CANDIDATES.items()]
+    examples = chosen(measured)
     (HERE / "examples.json").write_text(json.dumps(examples, indent=1) + "\n")
-    record_opening([prompt for _, kind, prompt in measured if kind not in ("list", "coding")])  # words read best
+    best = sorted(measured, key=lambda one: -one.rate)
+    record_opening([one.prompt for one in best if one.kind not in ("list", "coding")])  # words read best
 
 
-def measure(engine: engines.Engine, prompt: str) -> float:
-    """Tokens per step of a greedy run."""
-    shape = build(TREE, facts_of(engine)).tree
+def chosen(measured: list[Measured]) -> list[dict]:
+    """The best prompts and the worst; a prompt loses where its steps commit less than they cost in plain steps."""
+    overhead = median(ms for one in measured for ms in one.tree_ms) / median(
+        ms for one in measured for ms in one.plain_ms)
+    ordered = sorted(measured, key=lambda one: -one.rate)
+    for one in ordered:
+        print(f"{one.rate:.2f}  {one.kind:12} {one.prompt}")
+    print(f"overhead {overhead:.2f}")
+    return [{"kind": one.kind, "prompt": one.prompt, "tokens_per_step": round(one.rate, 2),
+             **({"loses": True, "overhead": round(overhead, 2)} if one.rate < overhead else {})}
+            for one in ordered[:SHOWN] + ordered[-1:]]
+
+
+def measure(engine: engines.Engine, kind: str, prompt: str) -> Measured:
+    """Decode a prompt greedily, with the page's own tree and plainly."""
+    shape = build(TREE, Facts(engine.drafter.heads, engine.accuracy)).tree
     ids = engine.codec.encode_prompt(prompt)
-    steps = list(decode(engine.backbone, engine.drafter, ids, shape, Acceptance(), TOKENS))
-    return sum(len(step.tokens) for step in steps) / len(steps)
+
+    def run(drafter: object, tree: Tree, tokens: int) -> list:
+        return list(decode(engine.backbone, drafter, ids, tree, Acceptance(), tokens))
+
+    steps, plain = run(engine.drafter, shape, TOKENS), run(None, PLAIN, PLAIN_TOKENS)
+    return Measured(sum(len(step.tokens) for step in steps) / len(steps), kind, prompt,
+                    *([step.timings.total for step in some[1:]] for some in (steps, plain)))
 
 
 def record_opening(prompts: list[str]) -> None:

@@ -17,11 +17,11 @@ MARGIN = {"l": 48, "r": 10, "t": 10, "b": 36}
 
 @dataclass(frozen=True)
 class Axis:
-    """One axis: its title, its ends, and the values that are written on it (none: Plotly's choice)."""
+    """One axis: its title, its ends, and the values that are written on it. Without ends or values: Plotly's choice."""
 
     title: str
-    low: float
-    high: float
+    low: float = 0.0
+    high: float | None = None
     log: bool = False
     ticks: Sequence[float] = ()
     format: str = ""
@@ -54,12 +54,12 @@ class Series:
     """In the legend."""
 
 
-def frame(x: Axis, y: Axis, t: Texts, **more: object) -> dict:
-    """Layout of one chart; `more` are further keys of Plotly's layout."""
+def frame(x: Axis, y: Axis, t: Texts, size: int = 11, **more: object) -> dict:
+    """Layout of one chart, its values written in that size; `more` are further keys of Plotly's layout."""
     return {
         "margin": dict(MARGIN), "showlegend": False, "hovermode": "closest", "hoverdistance": 16, "font": font(t),
         "paper_bgcolor": "rgba(0,0,0,0)", "plot_bgcolor": "rgba(0,0,0,0)", "dragmode": False,
-        "xaxis": axis(x, t), "yaxis": axis(y, t),
+        "xaxis": axis(x, t, size), "yaxis": axis(y, t, size),
         "hoverlabel": {"bgcolor": palette.GROUND, "bordercolor": palette.INK_2, "align": "left",
                        "font": {**font(t), "color": palette.INK}},
         **more,
@@ -70,17 +70,21 @@ def font(t: Texts, size: int = 12) -> dict:
     return {"family": palette.sans(t.lang), "size": size, "color": palette.INK_2}
 
 
-def axis(given: Axis, t: Texts) -> dict:
+def axis(given: Axis, t: Texts, size: int = 11) -> dict:
     """Plotly's axis; its ends are fixed, so that nothing moves under the mouse."""
-    low, high = given.low, given.high if given.high > given.low else given.low + 1
-    ends = [math.log10(max(low, 1e-9)), math.log10(max(high, 1e-9))] if given.log else [low, high]
     ticks = {"tickmode": "array", "tickvals": list(given.ticks), "ticktext": [f"{tick:,g}" for tick in given.ticks]}
     return {
-        "type": "log" if given.log else "linear", "range": [round(end, 5) for end in ends], "fixedrange": True,
+        "type": "log" if given.log else "linear", "fixedrange": True,
         "title": {"text": tokens.escaped(given.title), "font": font(t), "standoff": 4}, "gridcolor": palette.GRID,
-        "linecolor": palette.LINE, "zeroline": False, "tickfont": font(t, 11), "automargin": False, "nticks": 6,
+        "linecolor": palette.LINE, "zeroline": False, "tickfont": font(t, size), "automargin": False, "nticks": 6,
         "tickformat": given.format, **(ticks if given.ticks else {}),
+        **({} if given.high is None else {"range": _ends(given.low, given.high, given.log)}),
     }
+
+
+def _ends(low: float, high: float, log: bool) -> list[float]:
+    ends = low, high if high > low else low + 1
+    return [round(math.log10(max(end, 1e-9)) if log else end, 5) for end in ends]
 
 
 def trace(series: Series) -> dict:

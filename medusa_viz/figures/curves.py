@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from medusa_viz.figures import palette
+from medusa_viz.figures.charts import Axis, font, frame, rounded
 from medusa_viz.figures.texts import Texts
 
 MOST_POINTS = 400
@@ -90,32 +91,21 @@ def _trace(curve: Curve, share: bool) -> dict:
     written = ".1%" if share else ".3f"
     return {
         "type": "scatter", "mode": "lines+markers" if curve.symbol or len(kept) == 1 else "lines", "name": curve.label,
-        "x": [curve.x[place] for place in kept], "y": [_rounded(curve.y[place]) for place in kept],
+        "x": [curve.x[place] for place in kept], "y": [rounded(curve.y[place]) for place in kept],
         "line": {"color": curve.color, "dash": curve.dash, "width": curve.width},
         "marker": {"color": curve.color, "size": 8, "symbol": curve.symbol or "circle"},
         "hovertemplate": f"{curve.label}: %{{y:{written}}}<extra></extra>",
     }
 
 
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else float(f"{value:.5g}")
-
-
-def _layout(step_axis: StepAxis, share: bool, t: Texts) -> dict:
-    font = {"family": palette.sans(t.lang), "size": 12, "color": palette.INK_2}
-    axis = {"gridcolor": palette.GRID, "linecolor": palette.LINE, "zeroline": False, "tickfont": font,
-            "fixedrange": True, "automargin": False}
-    return {
-        "margin": {"l": 48, "r": 8, "t": 18, "b": 36}, "showlegend": False, "hovermode": "x unified", "font": font,
-        "paper_bgcolor": "rgba(0,0,0,0)", "plot_bgcolor": "rgba(0,0,0,0)",
-        "xaxis": {**axis, "title": {"text": step_axis.title, "font": font, "standoff": 4}, "nticks": 6,
-                  "tickformat": ",d", "range": [0, 1.03 * step_axis.end]},
-        "yaxis": {**axis, "nticks": 6, "tickformat": ".0%" if share else "",
-                  "rangemode": "tozero" if share else "normal"},
-        "hoverlabel": {"bgcolor": palette.GROUND, "bordercolor": palette.INK_2, "font": {**font, "color": palette.INK}},
+def _layout(steps: StepAxis, share: bool, t: Texts) -> dict:
+    layout = frame(Axis(steps.title, 0, 1.03 * steps.end, format=",d"), Axis("", format=".0%" if share else ""), t, 12,
+                   margin={"l": 48, "r": 8, "t": 18, "b": 36}, hovermode="x unified")
+    layout["yaxis"]["rangemode"] = "tozero" if share else "normal"
+    return layout | {
         "shapes": [{"type": "line", "x0": place, "x1": place, "y0": 0, "y1": 1, "yref": "paper",
-                    "line": {"color": palette.QUIET, "width": 1, "dash": "dot"}} for place in step_axis.stages],
+                    "line": {"color": palette.QUIET, "width": 1, "dash": "dot"}} for place in steps.stages],
         "annotations": [{"x": place, "y": 1, "yref": "paper", "xanchor": "left", "yanchor": "bottom",
-                         "showarrow": False, "text": t("fig.stage", n=number), "font": {**font, "size": 11}}
-                        for number, place in enumerate(step_axis.stages, start=2)],
+                         "showarrow": False, "text": t("fig.stage", n=number), "font": font(t, 11)}
+                        for number, place in enumerate(steps.stages, start=2)],
     }

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import shlex
+from pathlib import Path
 
 from medusa_viz.decoding.settings import Acceptance, Limits
+from medusa_viz.figures.texts import Texts
+from medusa_viz.ui.running import DEFAULTS
 from medusa_viz.ui.snapshot import Snapshot
 
 
 def command(snapshot: Snapshot) -> str:
-    """`python -m medusa_viz decode …` with the prompt and the knobs of the step on screen; settings at their
-    defaults are left out. An own tree has no short name, hence no command."""
-    if not snapshot.prompt or snapshot.own_tree:
+    """`python -m medusa_viz decode …` with the prompt, the model and the knobs of the step on screen; what stands at
+    its default is left out. Empty where there is none."""
+    if not snapshot.prompt or _reason(snapshot):
         return ""
     walls, settings, default = snapshot.walls, snapshot.acceptance, Acceptance()
     tree = f"sparse:{walls.size}@{','.join(map(str, walls.top_s))}"
@@ -21,4 +24,25 @@ def command(snapshot: Snapshot) -> str:
         value = getattr(settings, name)
         if value != getattr(default, name):
             words += [option, f"{value:g}" if isinstance(value, float) else str(value)]
-    return shlex.join([*words, "--max-new-tokens", str(Limits().max_new_tokens)])
+    return shlex.join([*words, *_model(snapshot), "--max-new-tokens", str(Limits().max_new_tokens)])
+
+
+def blocked(snapshot: Snapshot, t: Texts) -> str:
+    """Why there is no command although there is a prompt."""
+    reason = _reason(snapshot) if snapshot.prompt else ""
+    return t(f"view.command.{reason}") if reason else ""
+
+
+def _reason(snapshot: Snapshot) -> str:
+    if snapshot.own_tree:
+        return "own_tree"
+    named = (snapshot.options.get(name) for name in ("model", "heads"))
+    return "locked" if snapshot.locked and any(name and Path(name).exists() for name in named) else ""
+
+
+def _model(snapshot: Snapshot) -> list[str]:
+    words = []
+    for name, value in snapshot.options.items():
+        if value != DEFAULTS[name]:
+            words += [f"--{name}"] if value is True else [f"--{name}", str(value)]
+    return words

@@ -11,14 +11,16 @@ MOST = 64  # bars; what follows is thinner than a pixel
 
 
 def gains(step: Step, accuracy: Accuracy, t: Texts) -> dict:
-    """`rows`: the nodes worth most, each with the chance that its whole path is right; `note`: what they add up to."""
+    """`rows`: the nodes worth most, each with the chance that its whole path is right; `expected`: what they add up
+    to; `note`: the same beside what was accepted, which the page tells once it has shown the accepted path."""
     if not accuracy or not step.shape.nodes:
-        return {"note": t("view.gains.none"), "rows": []}
+        none = t("view.gains.none")
+        return {"expected": none, "note": none, "rows": []}
     values = node_values(step.shape, accuracy)
     best = sorted(range(1, len(values)), key=lambda row: (-values[row], row))[:MOST]
-    expected = f"{sum(values) - 1:.2f}"
-    note = t("view.gains.expected", expected=expected)
+    together = f"{sum(values) - 1:.2f}"
+    expected = note = t("view.gains.expected", expected=together)
     if step.verdict:
-        note = t("view.gains.accepted", expected=expected, accepted=len(step.verdict.accepted) - 1)
-    return {"note": note, "rows": [{"row": row, "value": float(f"{values[row]:.5g}"),
+        note = t("view.gains.accepted", expected=together, accepted=len(step.verdict.accepted) - 1)
+    return {"expected": expected, "note": note, "rows": [{"row": row, "value": float(f"{values[row]:.5g}"),
                                     "text": numbers.probability(values[row])} for row in best]}

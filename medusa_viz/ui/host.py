@@ -7,6 +7,7 @@ import threading
 import time
 import weakref
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,11 @@ import orjson
 
 from medusa_viz.decoding import records
 from medusa_viz.figures.texts import Texts
-from medusa_viz.models.presets import DEFAULT_PRESET
 from medusa_viz.ui import model_menu, running, view
 from medusa_viz.ui.knobs import ActionError
 from medusa_viz.ui.pages import Pages, attempt, sentence
 from medusa_viz.ui.portrait import record, snapshot
-from medusa_viz.ui.running import Model
+from medusa_viz.ui.running import DEFAULTS, Model
 from medusa_viz.ui.session import PASSIVE, ExplorerSession
 from medusa_viz.ui.snapshot import ModelStatus
 from medusa_viz.ui.train import TrainPage
@@ -29,8 +29,9 @@ from medusa_viz.ui.written import written
 
 log = logging.getLogger(__name__)
 OPENING = Path(__file__).resolve().parents[2] / "assets" / "sessions" / "opening.json"
-DEFAULTS = {"model": DEFAULT_PRESET.name, "heads": "", "device": "auto", "dtype": "auto", "compile": False}
 MAX_SESSIONS = 16
+BEGINS = ("hello", "start")
+"""Actions with which a page can come to a session anew, and miss nothing of an older one."""
 PAGES = (TunerPage, TrainPage)
 """Pages beside the Explorer, in the order of the navigation."""
 
@@ -112,7 +113,6 @@ class Sessions:
         self.pages = Pages(PAGES, self.host, self.texts)
         self._sessions: OrderedDict[str, ExplorerSession] = OrderedDict()
         self._locks: dict[str, threading.Lock] = {}
-        self._dropped: set[str] = set()
         self._lock = threading.Lock()
         self._opening = records.from_json(OPENING.read_text()) if OPENING.is_file() else None
 
@@ -120,14 +120,14 @@ class Sessions:
         threading.Thread(target=self.host.load, name="load", daemon=True).start()
 
     def act(self, token: str, action: str, payload: dict) -> str:
-        """Do one action of one page; the view it leads to, as JSON. Never raises for what a person did."""
-        session, lock = self._session(token)
+        """Do one action of one page; the view it leads to, as JSON. Never raises for what a person did. Where the
+        page is older than its session, what was asked was meant for a run that is gone, and the page is told so."""
+        session, lock, new = self._session(token)
         with lock:
-            session.notice = attempt(action, lambda: session.act(action, payload)) or session.notice
-            if token in self._dropped:  # its owner's page is older than this session, and learns why
+            if new and action not in BEGINS:
                 session.notice = ("dropped", {})
-                if action not in PASSIVE:  # a look that nobody asked for may pass unread
-                    self._dropped.discard(token)
+                action, payload = (action, payload) if action in PASSIVE else ("hello", {})
+            session.notice = attempt(action, lambda: session.act(action, payload)) or session.notice
             now = snapshot(session, session.news.of(self.host.status), sentence(session.notice, self.texts))
             shown = view.packed(view.build(now, self.texts, session.opened))
             return orjson.dumps({"stamp": time.monotonic_ns(), **shown},
@@ -138,7 +138,6 @@ class Sessions:
         with self._lock:
             session = self._sessions.pop(token, None)
             self._locks.pop(token, None)
-            self._dropped.discard(token)
         if session is not None and session.seat is not None:
             session.seat.model.worker.cancel(token)
         self.pages.close(token)
@@ -149,16 +148,12 @@ class Sessions:
         self.host.close()
 
     def record(self, token: str) -> str:
-        """A page's session as a JSON file."""
-        session, lock = self._session(token)
-        with lock:
-            return records.to_json(record(session))
+        """A page's session as a JSON file; nothing of one that is gone."""
+        return self._told(token, lambda session: records.to_json(record(session)))
 
     def written(self, token: str) -> str:
-        """The text that a page's branch has committed so far."""
-        session, lock = self._session(token)
-        with lock:
-            return written(session)
+        """The text that a page's branch has committed so far; nothing of one that is gone."""
+        return self._told(token, written)
 
     def models(self, token: str) -> str:
         """What the model menu offers a page, as JSON."""
@@ -174,15 +169,24 @@ class Sessions:
         model = session.model if session is not None else self.host.model
         return model.worker.ahead_of(token) if model is not None else 0
 
-    def _session(self, token: str) -> tuple[ExplorerSession, threading.Lock]:
+    def _told(self, token: str, tell: Callable[[ExplorerSession], str]) -> str:
         with self._lock:
-            if token not in self._sessions:
+            session, lock = self._sessions.get(token), self._locks.get(token)
+        if session is None or lock is None:
+            return ""
+        with lock:
+            return tell(session)
+
+    def _session(self, token: str) -> tuple[ExplorerSession, threading.Lock, bool]:
+        """A page's session, its lock, and whether it was made now."""
+        with self._lock:
+            new = token not in self._sessions
+            if new:
                 self._sessions[token] = ExplorerSession(self.host, token, self._opening)
                 self._locks[token] = threading.Lock()
                 idle = [other for other in self._sessions if other != token and not self._locks[other].locked()]
                 if len(self._sessions) > MAX_SESSIONS and idle:
                     self._sessions.pop(idle[0])
                     self._locks.pop(idle[0])
-                    self._dropped.add(idle[0])
             self._sessions.move_to_end(token)
-            return self._sessions[token], self._locks.setdefault(token, threading.Lock())
+            return self._sessions[token], self._locks.setdefault(token, threading.Lock()), new

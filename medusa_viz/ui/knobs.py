@@ -8,12 +8,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from medusa_viz.decoding.records import TEMPERATURES
-from medusa_viz.decoding.settings import MAX_RANKS, Acceptance, Walls
+from medusa_viz.decoding.settings import MAX_RANKS, SIZE_DETENTS, Acceptance, Walls
 from medusa_viz.decoding.tree import Path, TreeShape, dense, dense_nodes, from_paths
 from medusa_viz.models.presets import DEFAULT_TREE
 from medusa_viz.tuning.builders import assumed_accuracy, sparse
 from medusa_viz.tuning.specs import Facts, build, fitted
 
+MOST_NODES = SIZE_DETENTS[-1]  # of an explicit tree; the Tuner makes none with more nodes
 SAMPLING_TEMPERATURE = 0.7  # what choosing another mode than greedy sets where the temperature was 0
 
 
@@ -59,8 +60,12 @@ class Knobs:
         """The knobs with an explicit tree, and a note where not all of it can be drafted. A tree that walls and size
         give as well is theirs. Raises TreeError or ActionError."""
         heads = len(accuracy)
+        if len(paths) > MOST_NODES:
+            raise ActionError("own_nodes", most=MOST_NODES)
         built = fitted(from_paths(paths), heads)
         shape = built.shape
+        if shape.nodes > MOST_NODES:
+            raise ActionError("own_nodes", most=MOST_NODES)
         if max(shape.widths, default=0) > MAX_RANKS:
             raise ActionError("own_ranks", ranks=MAX_RANKS)
         walls = Walls((shape.widths + (0,) * heads)[:heads], shape.nodes)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
+from time import perf_counter
 from typing import Any
 
 from medusa_viz.decoding.records import Branch, Step
-from medusa_viz.ui.knobs import Knobs
+from medusa_viz.ui.knobs import ActionError, Knobs
+
+MAX_BRANCHES = 6
 
 
 @dataclass(frozen=True)
@@ -22,6 +26,10 @@ class Entry:
     knobs: Knobs
     position: Any = None
     look: Any = None
+
+    def answered(self, how: str, begun: float) -> Entry:
+        """The entry, marked with how its change was answered and since when (`perf_counter`)."""
+        return replace(self, step=replace(self.step, reused=how, answer_ms=(perf_counter() - begun) * 1e3))
 
 
 @dataclass(frozen=True)
@@ -51,6 +59,14 @@ class Line:
         """The steps that are committed."""
         steps = [entry.step for entry in self.entries]
         return steps if self.finished else steps[:-1]
+
+
+def forked(names: Collection[str], line: Line, index: int, shown: Entry) -> Line:
+    """A new branch that shares a line's steps before one, and has another there."""
+    if len(names) >= MAX_BRANCHES:
+        raise ActionError("many_branches", limit=MAX_BRANCHES)
+    name = chr(ord(max(names)) + 1)
+    return Line(name, [*line.entries[:index], replace(shown, step=replace(shown.step, branch=name))], line.name, index)
 
 
 def recorded_line(branch: Branch) -> Line:

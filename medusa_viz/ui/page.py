@@ -6,6 +6,7 @@ Gradio only adapts: it serves our files, carries `server.act` calls (6-12 ms, no
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import plotly
 
 from medusa_viz.figures import palette
 from medusa_viz.figures.texts import Texts, table
+from medusa_viz.ui import prompt_box
 from medusa_viz.ui.host import PAGES, Sessions
 
 ASSETS = Path(__file__).resolve().parents[2] / "assets"
@@ -21,6 +23,7 @@ STYLES = tuple(ASSETS / f"{name}.css" for name in ("explorer", "screens", "pages
 PLOTLY = Path(plotly.__file__).parent / "package_data" / "plotly.min.js"
 EXAMPLES = ASSETS / "prompts" / "examples.json"
 MAX_THREADS = 40
+_TOKEN = re.compile("[0-9a-f]{32}")  # as the script below makes them
 
 # The token is the page's own: server functions are not told Gradio's session, so `hello` pairs the two once.
 ON_LOAD = """
@@ -56,18 +59,11 @@ def build(sessions: Sessions, lang: str = "en") -> gr.Blocks:
     tokens: dict[str, str] = {}
 
     def act(message: dict) -> str:
-        message = readable(message) if isinstance(message, dict) else {}
-        token, action, payload = (message.get(name) for name in ("token", "action", "payload"))
-        if message.get("page"):
-            return sessions.pages.act(str(token), str(message["page"]), str(action), _payload(payload))
-        asked = {"waiting": sessions.waiting, "record": sessions.record, "written": sessions.written,
-                 "models": sessions.models}.get(str(action))
-        if asked:
-            return str(asked(str(token)))
-        return sessions.act(str(token), str(action), _payload(payload))
+        return answer(sessions, message)
 
     def hello(event: gr.EventData, request: gr.Request) -> None:
-        tokens[str(request.session_hash)] = str(event.token)
+        if _is_token(event.token):
+            tokens[str(request.session_hash)] = event.token
 
     def bye(request: gr.Request) -> None:
         token = tokens.pop(str(request.session_hash), None)
@@ -104,8 +100,28 @@ def _setup(lang: str) -> str:
     texts = {**table()["en"], **table()[lang]}
     setup = {"script": str(ASSETS / "explorer.js"), "lang": lang, "texts": texts,
              "options": {"palette": palette.page_table(), "examples": _examples(),
+                         "longest_prompt": prompt_box.MOST,
                          "pages": [kind.name for kind in PAGES]}}
     return json.dumps(setup, ensure_ascii=False).replace("<", "\\u003c")
+
+
+def answer(sessions: Sessions, message: Any) -> str:
+    """What the page's script is told when it sends a message."""
+    message = readable(message) if isinstance(message, dict) else {}
+    token, action, payload = (message.get(name) for name in ("token", "action", "payload"))
+    if not _is_token(token):  # no page of ours; whatever is kept by token would grow as it likes
+        return "{}"
+    if message.get("page"):
+        return sessions.pages.act(token, str(message["page"]), str(action), _payload(payload))
+    asked = {"waiting": sessions.waiting, "record": sessions.record, "written": sessions.written,
+             "models": sessions.models}.get(str(action))
+    if asked:
+        return str(asked(token))
+    return sessions.act(token, str(action), _payload(payload))
+
+
+def _is_token(token: object) -> bool:
+    return isinstance(token, str) and _TOKEN.fullmatch(token) is not None
 
 
 def readable(value: Any) -> Any:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from medusa_viz.decoding.records import Branch, Session
 from medusa_viz.ui.session import ExplorerSession
 from medusa_viz.ui.snapshot import BranchTab, Heads, ModelStatus, Pinned, Snapshot
@@ -31,7 +29,9 @@ def snapshot(session: ExplorerSession, status: ModelStatus, notice: str) -> Snap
         verified_nodes=session.entry.verified.shape.nodes if has_steps else None, plain_due=session.watch.due,
         pinned=_pinned(session), check_on=session.watch.on, max_nodes=session.max_nodes, screen=session.screen,
         heads=_heads(session), own_tree=session.knobs.own is not None,
-        renewed=session.seat is not None and session.seat.model is not session.host.model)
+        renewed=session.seat is not None and session.seat.model is not session.host.model, foreign=session.foreign,
+        options={} if session.recorded or own is None else own.options, on_start=session.host.options,
+        locked=session.host.locked)
 
 
 def record(session: ExplorerSession) -> Session:
@@ -52,17 +52,19 @@ def _names(session: ExplorerSession) -> tuple[str, str, tuple[str, str]]:
         return opening.model, opening.heads, (opening.device, opening.dtype)
     if session.model is None:
         return "", "", ("", "")
-    engine = session.model.engine
-    placement = engine.backbone.placement
-    return engine.title, Path(engine.loaded.source).name, (placement.device_name, placement.dtype_name)
+    placement = session.model.engine.backbone.placement
+    return *session.model.names, (placement.device_name, placement.dtype_name)
 
 
 def _heads(session: ExplorerSession) -> Heads | None:
-    """The heads that draft now, as their own file tells of them; a recording's are those of the model that runs."""
+    """The heads that draft now, as their own file tells of them; a recording's are those of the model that runs.
+    Notices may name files of the server, of which visitors are told none."""
     if session.model is None:
         return None
-    loaded = session.model.engine.loaded
-    return Heads(loaded.source, loaded.config.trained, loaded.config.accuracy)
+    engine, loaded = session.model.engine, session.model.engine.loaded
+    backbone, notices = engine.backbone, () if session.host.locked else tuple(loaded.report.notices)
+    return Heads(loaded.source, loaded.config.trained, loaded.config.accuracy, engine.place,
+                 backbone.placement.reason, backbone.linears, backbone.step, notices)
 
 
 def _pinned(session: ExplorerSession) -> Pinned | None:

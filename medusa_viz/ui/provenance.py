@@ -1,4 +1,5 @@
-"""Where the heads come from, in the words of their own file. Nothing is known of heads that bring no facts."""
+"""Where the heads come from, in the words of their own file, and where they and their backbone run, and why there.
+Nothing is known of the training of heads that bring no facts."""
 
 from __future__ import annotations
 
@@ -17,10 +18,10 @@ def provenance(heads: Heads | None, t: Texts) -> dict:
     """`line`: one sentence; `rows`: label and value of each fact."""
     if heads is None:
         return {"line": t("view.heads_facts.none"), "rows": []}
-    facts = {name: fact(heads.trained, name) for name in ("recipe", "data", "tokens", "date", "device")}
-    rows = [("name", PurePath(heads.source).name[:LONGEST]), ("recipe", facts["recipe"]),
+    facts = {name: fact(heads.trained, name) for name in ("recipe", "init", "data", "tokens", "date")}
+    rows = [("name", PurePath(heads.source).name[:LONGEST]), ("recipe", facts["recipe"]), ("init", facts["init"]),
             ("data", " · ".join(part for part in (facts["data"], _tokens(facts["tokens"], t)) if part)),
-            ("date", facts["date"]), *_reached(heads, t)]
+            ("date", facts["date"]), *_reached(heads, t), *_loaded(heads, t)]
     known = facts["recipe"] or facts["data"]
     line = t("view.heads_facts.line", facts=" · ".join(
         part for part in (facts["recipe"], facts["date"]) if part)) if known else t("view.heads_facts.unknown")
@@ -51,6 +52,13 @@ def _reached(heads: Heads, t: Texts) -> list[tuple[str, str]]:
         key, rate = "promised", expected_tokens_per_step(sparse(accuracy, NODES), accuracy)
     return [("top1", " · ".join(numbers.probability(row[0]) for row in accuracy)),
             ("rate", t(f"view.heads_facts.{key}", value=f"{rate:.2f}", nodes=NODES))]
+
+
+def _loaded(heads: Heads, t: Texts) -> list[tuple[str, str]]:
+    """Device and dtype with their reason, how the model's parts run, and what was noticed."""
+    place = t("view.heads_facts.placed", place=heads.place, reason=heads.reason) if heads.place else ""
+    return [("place", place), ("linears", heads.linears), ("step", heads.step),
+            *(("notice", notice) for notice in heads.notices)]
 
 
 def _replayed(trained: dict[str, object]) -> float | None:

@@ -10,6 +10,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -17,8 +18,11 @@ from medusa_viz.decoding.preview import LatencyEstimate
 from medusa_viz.decoding.settings import Acceptance
 from medusa_viz.decoding.tree import TreeShape
 from medusa_viz.models import memory
+from medusa_viz.models.presets import DEFAULT_PRESET
 from medusa_viz.models.worker import Worker
 
+DEFAULTS = {"model": DEFAULT_PRESET.name, "heads": "", "device": "auto", "dtype": "auto", "compile": False}
+"""Options of a model where nobody names others."""
 MAX_NODES = {"cpu": 256, "cuda": 1024}  # verified nodes; larger trees stay drawings
 PLACE = ("model", "device", "dtype", "compile")  # options that decide about the backbone; the rest is heads
 RECENT = 5  # plain steps whose median counts
@@ -41,6 +45,11 @@ class Model:
 
     def __post_init__(self) -> None:
         weakref.finalize(self, gc.collect).atexit = False  # modules hold each other in rings
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """Model and heads as a record names them."""
+        return self.engine.title, Path(self.engine.loaded.source).name
 
     @property
     def title(self) -> str:

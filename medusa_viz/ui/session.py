@@ -16,17 +16,16 @@ from medusa_viz.decoding.records import Session, Step
 from medusa_viz.decoding.settings import Limits
 from medusa_viz.decoding.tree import TreeShape
 from medusa_viz.tuning.builders import assumed_accuracy
-from medusa_viz.ui import model_menu, presets
+from medusa_viz.ui import model_menu, presets, prompt_box
 from medusa_viz.ui.greedy_watch import GreedyWatch
 from medusa_viz.ui.knobs import ActionError, Knobs, own_tree, started_on, tree_for
-from medusa_viz.ui.lines import Entry, Line, Pin, recorded_line
+from medusa_viz.ui.lines import Entry, Line, Pin, forked, recorded_line
 from medusa_viz.ui.news import News
 from medusa_viz.ui.running import MAX_NODES, Model, Seat
 from medusa_viz.ui.snapshot import Screen, screen_of
 from medusa_viz.ui.wording import Wording
 
 SLOW_MS = 1000.0  # a forward estimated above this is drawn unverified first
-MAX_BRANCHES = 6
 PASSIVE = ("poll", "hello", "screen")  # actions of the page itself, not of the person
 
 
@@ -57,6 +56,12 @@ class ExplorerSession:
     def model(self) -> Model | None:
         """The model that this session runs on, or will."""
         return self.seat.model if self.seat else self.host.model
+
+    @property
+    def foreign(self) -> bool:
+        """A recording is shown, and what runs is not what it was made with: the two may not even share their tokens."""
+        own = self.opening and (self.opening.model, self.opening.heads)
+        return self.recorded and self.model is not None and self.model.names != own
 
     @property
     def line(self) -> Line:
@@ -98,11 +103,7 @@ class ExplorerSession:
         """Prefill a prompt and show its first step."""
         seat = self._newest_seat()
         engine = seat.model.engine
-        if not prompt.strip():
-            raise ActionError("empty_prompt")
-        ids = engine.codec.encode_prompt(prompt)
-        if len(ids) >= engine.backbone.context:
-            raise ActionError("long_prompt", tokens=f"{len(ids):,}", context=f"{engine.backbone.context:,}")
+        ids = prompt_box.encoded(prompt, engine)
         self.watch.give_way()
         old = self.seat, self.prompt_ids, self.recorded, self.knobs, self.wording
         position = seat.open(ids, self.knobs.acceptance)
@@ -136,7 +137,7 @@ class ExplorerSession:
         self._engine()
         if self.entry.step.verdict is None:
             self._replace(self._verified(self.entry))
-        self._commit(self._branched() if self.draft else self.line)
+        self._commit(forked(self.lines, self.line, self.index, self.draft) if self.draft else self.line)
 
     def do_back(self) -> None:
         self.do_goto(max(self.index - 1, 0))
@@ -148,7 +149,9 @@ class ExplorerSession:
     def do_goto(self, index: int) -> None:
         """Show a step of this branch; the knobs become those it was shown with."""
         self.needs_steps()
-        if not isinstance(index, int) or not 0 <= index < len(self.line.entries):
+        if isinstance(index, bool) or not isinstance(index, int):
+            raise ActionError("odd_payload", name="goto")
+        if not 0 <= index < len(self.line.entries):
             raise ActionError("no_step", index=str(index)[:20], branch=self.branch)
         self.index, self.draft = index, None
         self.knobs = self.entry.knobs
@@ -184,7 +187,12 @@ class ExplorerSession:
 
     def do_open(self, path: str) -> None:
         """Draw a node's children although the tree is folded."""
-        self.opened |= {tuple(int(rank) for rank in path.split(".") if rank)}
+        self.needs_steps()
+        shown = self.entry.step.shape.row_of
+        node = tuple(int(rank) for rank in path.split(".") if rank)
+        if node not in shown:
+            raise ActionError("no_node", path=path[:40])
+        self.opened = frozenset(old for old in self.opened if old in shown) | {node}
 
     def do_fold(self) -> None:
         """Fold what was opened."""
@@ -230,7 +238,7 @@ class ExplorerSession:
         how = "logits" if shape.fingerprint == entry.step.shape.fingerprint else "subtree"
         step = replace(step, walls=knobs.walls)
         entry = self._judged(replace(entry, step=step, rows=tuple(rows.tolist()), knobs=knobs))
-        return _answered(entry, how, begun)
+        return entry.answered(how, begun)
 
     def _widened(self, entry: Entry, shape: TreeShape) -> Entry:
         """A tree with new nodes: verified now if that is quick, else drawn and left to be verified."""
@@ -260,7 +268,7 @@ class ExplorerSession:
                 raise ActionError("rejection_recorded")
             walk, look = self._work(lambda run: run.walk(entry.look, entry.step.shape, entry.rows, settings))
             entry = replace(entry, look=look)
-        ends = self.model.engine.backbone.end_ids if self.model else frozenset()
+        ends = frozenset() if self.foreign or self.model is None else self.model.engine.backbone.end_ids
         verdict = reweigh.judge(entry.step, settings, ends, walk)
         if verdict.finish is None and len(verdict.committed) > self._room(entry.step.prefix_length):
             limit = Limits().max_new_tokens - (entry.step.prefix_length - len(self.prompt_ids))
@@ -270,7 +278,9 @@ class ExplorerSession:
     def _room(self, prefix_length: int) -> int:
         """How many tokens may follow a root at the end of the prefix."""
         room = Limits().max_new_tokens - (prefix_length - len(self.prompt_ids)) - 1
-        return min(room, self.model.engine.backbone.context - prefix_length - 1) if self.model else room
+        if self.foreign or self.model is None:
+            return room
+        return min(room, self.model.engine.backbone.context - prefix_length - 1)
 
     # ---- the model's side ------------------------------------------------------------------------------------
 
@@ -282,6 +292,8 @@ class ExplorerSession:
     def _engine(self) -> Any:
         if self.model is None:
             raise ActionError("not_ready")
+        if self.foreign:
+            raise ActionError("other_model")
         return self.model.engine
 
     def _newest_seat(self) -> Seat:
@@ -313,14 +325,13 @@ class ExplorerSession:
                     walls=knobs.walls)
         self.wording.learn(self._engine().codec, position.ids, step)
         entry = Entry(step, step, tuple(range(shape.nodes + 1)), knobs, position, look)
-        return _answered(self._judged(entry), "forward", begun)
+        return self._judged(entry).answered("forward", begun)
 
     def _commit(self, line: Line) -> None:
         """Commit the line's last entry and look at the step behind it."""
         entry = line.entries[-1]
-        if entry.look is None:
-            fresh = self._verified(entry)
-            entry = replace(fresh, step=entry.step, rows=tuple(entry.step.shape.rows_in(fresh.verified.shape)))
+        if entry.look is None:  # recorded: what the heads draft here and now is what can be committed
+            entry = self._verified(entry)
         verdict = entry.step.verdict
         rows = [int(entry.rows[row]) for row in verdict.accepted[: len(verdict.committed)]]
         position, ms = self._work(lambda run: run.advance(entry.look, rows, verdict.committed, verdict.next_root))
@@ -338,14 +349,6 @@ class ExplorerSession:
         self.branch, self.index, self.draft = line.name, len(line.entries) - 1, None
         self.watch.stepped()
         self.watch.queue(self.seat, self.prompt_ids, line)
-
-    def _branched(self) -> Line:
-        """A new branch that shares the steps before the shown one."""
-        if len(self.lines) >= MAX_BRANCHES:
-            raise ActionError("many_branches", limit=MAX_BRANCHES)
-        name = chr(ord(max(self.lines)) + 1)
-        shown = replace(self.draft, step=replace(self.draft.step, branch=name))
-        return Line(name, [*self.line.entries[: self.index], shown], self.branch, self.index)
 
     # ---- small parts -----------------------------------------------------------------------------------------
 
@@ -392,7 +395,3 @@ class ExplorerSession:
         self.lines = {branch.name: recorded_line(branch) for branch in recording.branches}
         self.branch, self.recorded = recording.branches[0].name, True
         self.do_goto(len(self.line.entries) - 1)
-
-
-def _answered(entry: Entry, how: str, begun: float) -> Entry:
-    return replace(entry, step=replace(entry.step, reused=how, answer_ms=(perf_counter() - begun) * 1e3))

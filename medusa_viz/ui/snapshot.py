@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from medusa_viz.decoding.records import Step
 from medusa_viz.decoding.settings import Acceptance, Walls
 from medusa_viz.figures import fold, layout, mask
+from medusa_viz.ui.running import DEFAULTS
 
 
 @dataclass(frozen=True)
@@ -15,7 +18,7 @@ class ModelStatus:
 
     state: str
     phase: str = ""
-    """Text key suffix of the loading phase: `import`, `fetch`, `convert`, `load`, `warm`."""
+    """Text key suffix of the loading phase: `import`, `fetch`, `hub`, `convert`, `load`, `warm`."""
     fraction: float | None = None
     detail: str = ""
     """One sentence: what is going on, or what went wrong and what to do."""
@@ -29,11 +32,20 @@ class ModelStatus:
 
 @dataclass(frozen=True)
 class Heads:
-    """Where heads come from, as their own file says: free-form facts, and the accuracy of each rank."""
+    """Where heads come from, as their own file says: free-form facts, and the accuracy of each rank; and how they and
+    their backbone were loaded, in words."""
 
     source: str
     trained: dict[str, object]
     accuracy: list[list[float]]
+    place: str = ""
+    """Device and dtype."""
+    reason: str = ""
+    """Why these."""
+    linears: str = ""
+    step: str = ""
+    notices: tuple[str, ...] = ()
+    """What loading the heads came upon."""
 
 
 @dataclass(frozen=True)
@@ -140,3 +152,11 @@ class Snapshot:
     """The tree was given as such; walls and size only enclose it."""
     renewed: bool = False
     """Another model runs by now; this session uses it from its next Start."""
+    foreign: bool = False
+    """A recording is shown that the model which runs did not make, so it cannot go on with it."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """What the running model was loaded with, as the command line names it; nothing of a recording."""
+    on_start: Mapping[str, Any] = field(default_factory=lambda: DEFAULTS)
+    """The same of the model that the next Start runs on."""
+    locked: bool = False
+    """Visitors are told no files of the server."""

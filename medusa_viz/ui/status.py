@@ -6,7 +6,7 @@ from medusa_viz.decoding.records import Step
 from medusa_viz.figures import numbers, tokens
 from medusa_viz.figures.palette import source
 from medusa_viz.figures.texts import Texts
-from medusa_viz.ui.command import command
+from medusa_viz.ui import command, prompt_box
 from medusa_viz.ui.snapshot import Snapshot
 
 PHASES = ("propose", "verify", "accept", "commit")
@@ -43,7 +43,7 @@ def run(snapshot: Snapshot, step: Step | None, t: Texts) -> dict:
         "pending": snapshot.pending, "changed": snapshot.changed, "step_label": _step_label(snapshot, step, t),
         "verify": _verify_label(step, t), "verify_blocked": blocked(snapshot, step, t), "can": _can(snapshot, step),
         "branch": snapshot.branch,
-        "command": command(snapshot),
+        "command": command.command(snapshot), "command_blocked": command.blocked(snapshot, t),
         "branches": [{"name": tab.name, "steps": tab.steps, "fork": tab.fork} for tab in snapshot.branches],
     }
 
@@ -54,17 +54,19 @@ def too_large(snapshot: Snapshot, step: Step | None) -> bool:
 
 
 def blocked(snapshot: Snapshot, step: Step | None, t: Texts) -> str:
-    """Why the drawn tree cannot be verified; empty where it can."""
+    """Why the step shown cannot be run, which verifies the drawn tree; empty where it can."""
     if too_large(snapshot, step):
         return t("session.over_limit", nodes=step.shape.nodes, limit=snapshot.max_nodes)
-    return "" if snapshot.model.state == "ready" else t("session.not_ready")
+    if snapshot.model.state != "ready":
+        return t("session.not_ready")
+    return t("session.other_model") if snapshot.foreign else ""
 
 
 def _can(snapshot: Snapshot, step: Step | None) -> dict[str, bool]:
     count, ready = len(snapshot.steps), snapshot.model.state == "ready"
     further = snapshot.index + 1 < count
     # A step that must be run needs the model; one that is only shown does not.
-    runs = (snapshot.changed or snapshot.pending) and ready and not too_large(snapshot, step)
+    runs = (snapshot.changed or snapshot.pending) and ready and not snapshot.foreign and not too_large(snapshot, step)
     step = runs or (further and not snapshot.changed)
     return {"start": ready, "step": step, "back": snapshot.index > 0, "forward": further, "play": step,
             "reset": count > 0 and (ready or snapshot.recorded)}
@@ -90,9 +92,14 @@ def _verify_label(step: Step | None, t: Texts) -> str:
 
 
 def steps(snapshot: Snapshot) -> dict:
-    """The step slider: dots as high as what each step commits."""
-    return {"index": snapshot.index, "count": len(snapshot.steps),
-            "committed": [len(step.verdict.committed) if step.verdict else 0 for step in snapshot.steps]}
+    """The step slider: dots as high as what each step committed. What was not yet, the tip and a changed step, has
+    nothing to tell: it may still have to be guessed."""
+    committed = [len(step.verdict.committed) if step.verdict else 0 for step in snapshot.steps]
+    if committed and not snapshot.finished:
+        committed[-1] = 0
+    if snapshot.changed:
+        committed[snapshot.index] = 0
+    return {"index": snapshot.index, "count": len(snapshot.steps), "committed": committed}
 
 
 def phases(snapshot: Snapshot, step: Step | None, t: Texts) -> list[dict]:
@@ -115,7 +122,7 @@ def equality(snapshot: Snapshot, t: Texts) -> dict:
             "text": t(f"view.equality.{state}", position=(found.position or 0) + 1, gap=gap)}
 
 
-def text(snapshot: Snapshot, step: Step | None) -> dict:
+def text(snapshot: Snapshot, step: Step | None, t: Texts) -> dict:
     """Prompt and committed tokens, each with the head it came from, and the tokens of the step shown."""
     chips = [_chip(snapshot, token, None, -1) for token in snapshot.prompt_ids]
     for done in snapshot.steps[: snapshot.index]:
@@ -126,7 +133,8 @@ def text(snapshot: Snapshot, step: Step | None) -> dict:
         for depth, (token, row) in enumerate(zip(step.verdict.committed, step.verdict.accepted, strict=False)):
             path = ".".join(map(str, step.shape.paths[row]))
             pending.append({**_chip(snapshot, token, depth, step.index), "path": path})
-    return {"prompt": snapshot.prompt, "chips": chips, "pending": pending}
+    return {"prompt": snapshot.prompt, "chips": chips, "pending": pending,
+            "beside": prompt_box.beside(snapshot.on_start, t)}
 
 
 def _chip(snapshot: Snapshot, token: int, depth: int | None, step: int) -> dict:

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from medusa_viz.figures.texts import Texts
-from medusa_viz.ui import train_runner, train_view
+from medusa_viz.models.memory import QUANTISED
+from medusa_viz.ui import model_menu, train_runner, train_view
 from medusa_viz.ui.knobs import ActionError
 from medusa_viz.ui.pages import Page
-from medusa_viz.ui.train_form import form
-from medusa_viz.ui.train_log import LOG_NAME, Pace, RunLog, has_heads
+from medusa_viz.ui.train_form import form, running_model
+from medusa_viz.ui.train_log import LOG_NAME, Pace, RunLog, heads_written
 from medusa_viz.ui.train_plan import Plan, changed, from_json, runs_root, token_file
 from medusa_viz.ui.train_runner import Runner
 from medusa_viz.ui.train_view import Shown
@@ -28,7 +29,7 @@ class TrainPage(Page):
 
     def __init__(self, host: Any, t: Texts) -> None:
         super().__init__(host, t)
-        self.runner = Runner()
+        self.runner = Runner(host.asked["device"])
         self._opened: dict[str, Path] = {}
         self._have: dict[str, str] = {}  # key of the figures that a page has already
         self._looks: dict[Path, Shown] = {}
@@ -57,15 +58,17 @@ class TrainPage(Page):
             raise ActionError("train_model", name=str(model)[:60])
         files = (str(token_file(data)),) if data else ()
         name = name.strip() if isinstance(name, str) else ""
-        plan = Plan(name or _free_name(recipe), recipe, model, files, distil, changed(recipe, dict(settings)))
+        plan = Plan(name or _free_name(recipe), recipe, model, files, distil, changed(recipe, dict(settings)),
+                    self._dtype(recipe, model))
         if plan.folder.exists() or plan.written.exists():
             raise ActionError("train_taken", name=plan.name)
         self.runner.start(plan)
         self._opened[token] = plan.folder
 
-    def do_stop(self, token: str) -> None:
-        """Stop the run under way: within a step, its heads kept."""
-        self.runner.stop()
+    def do_stop(self, token: str, run: str, now: bool = False) -> None:
+        """Stop the run under way: within a step, its heads kept; `now`, where it is stopping already, at once."""
+        self.host.needs_unlocked()
+        self.runner.stop(_named(run), now is True)
 
     def do_resume(self, token: str, run: str) -> None:
         """Go on with a run that ended early."""
@@ -79,27 +82,31 @@ class TrainPage(Page):
 
     def do_open(self, token: str, run: str) -> None:
         """Look at a run of the list."""
+        self.host.needs_unlocked()
         self._opened[token] = self._folder(token, run)
 
     def do_open_path(self, token: str, path: str) -> None:
         """Look at a run or heads folder that lies anywhere on the server."""
         self.host.needs_unlocked()
+        path = _named(path)
         try:
-            folder = Path(str(path).strip()).expanduser().absolute()
-            found = str(path).strip() and ((folder / LOG_NAME).is_file() or has_heads(folder))
+            folder = Path(path).expanduser().absolute()
+            found = (folder / LOG_NAME).is_file() or heads_written(folder) is not None
         except (OSError, ValueError, RuntimeError):
             found = False
         if not found:
-            raise ActionError("train_no_run", path=str(path)[:200])
+            raise ActionError("train_no_run", path=path[:200])
         self._opened[token] = folder
 
     def do_use(self, token: str, run: str) -> None:
-        """Let the next Start of the Explorer run on these heads."""
+        """Let the next Start of the Explorer run on these heads, and on the model that they were trained for."""
+        self.host.needs_unlocked()
         folder = self._folder(token, run)
-        if not has_heads(folder):
+        if heads_written(folder) is None:
             raise ActionError("train_no_heads", name=folder.name[:60])
         plan = from_json(train_runner.read(folder).get("plan"))
-        self.host.use(model=plan.model if plan else self.host.options["model"], heads=str(folder))
+        model = "" if plan is None or plan.model == self.host.options["model"] else plan.model
+        self.host.use(**model_menu.choice(self.host, model, str(folder), ""))
 
     # ---- the view ----------------------------------------------------------------------------------------------
 
@@ -107,7 +114,9 @@ class TrainPage(Page):
         have = self._have.pop(token, None)
         with self._lock:
             running = self.runner.current
-            runs = [train_view.line(self._look(folder), running, self.t) for folder in _folders()]
+            # Runs and their errors name files of the server, of which visitors are told none.
+            folders = [] if self.host.locked else _folders()
+            runs = [train_view.line(self._look(folder), running, self.t) for folder in folders]
             runs.sort(key=lambda run: -run["begun"])
             folder = self._opened.get(token) or (running.plan.folder if running else None)
             if folder is None and runs:
@@ -133,18 +142,34 @@ class TrainPage(Page):
         return shown
 
     def _in_use(self, folder: Path | None) -> bool:
-        model = self.host.model
-        return model is not None and Path(model.engine.loaded.source).absolute() == folder
+        """Whether the next Start drafts with the heads that lie there now."""
+        if self.host.model is None or folder is None:
+            return False
+        loaded = self.host.model.engine.loaded
+        return Path(loaded.source).absolute() == folder and loaded.written == heads_written(folder)
+
+    def _dtype(self, recipe: str, model: str) -> str:
+        """The dtype that a run needs: that of the running model where it is quantised, since it may fit in no other.
+        Only heads alone can be trained over such a backbone."""
+        running, dtype = running_model(self.host), self.host.options["dtype"]
+        return dtype if dtype in QUANTISED and recipe == "medusa1" and model == running else ""
 
     def _folder(self, token: str, run: str) -> Path:
         """The folder of a run that this page was shown."""
-        opened = self._opened.get(token)
+        run, opened = _named(run), self._opened.get(token)
         if opened is not None and run == str(opened):
             return opened
         folder = next((folder for folder in _folders() if folder.name == run), None)
         if folder is None:
-            raise ActionError("train_no_run", path=str(run)[:200])
+            raise ActionError("train_no_run", path=run[:200])
         return folder
+
+
+def _named(given: object) -> str:
+    """The name or path that a person gave. Raises ActionError where there is none."""
+    if not isinstance(given, str) or not given.strip():
+        raise ActionError("train_unnamed")
+    return given.strip()
 
 
 def _folders() -> list[Path]:

@@ -41,9 +41,14 @@ def _fields(defaults: object) -> list[dict]:
     return sorted(found, key=lambda one: MAIN.index(one["name"]) if one["main"] else len(MAIN))
 
 
-def _models(host: Any, t: Texts) -> list[dict]:
+def running_model(host: Any) -> str:
+    """The running model's backbone, without the adapter that its heads may bring."""
     running = host.options["model"]
-    running = PRESETS[running].weights if running in PRESETS else running  # without the adapter that its heads bring
+    return PRESETS[running].weights if running in PRESETS else running
+
+
+def _models(host: Any, t: Texts) -> list[dict]:
+    running = running_model(host)
     others = [preset.name for preset in shipped() if preset.name == preset.weights != running]
     return [{"name": running, "label": t("train.model_running", name=_title(running))},
             *({"name": name, "label": _title(name)} for name in others)]

@@ -57,6 +57,8 @@ class PassLine:
     """By number of nodes."""
     perplexity: tuple[float, float] | None
     """Before and after."""
+    same_choice: float | None = None
+    """Share of the tokens at which the backbone's first choice is what it was before training."""
 
 
 @dataclass
@@ -129,7 +131,7 @@ def _pass_line(line: dict) -> PassLine:
     return PassLine(int(line["step"]), int(number(line["pass"]) or 0), int(number(line.get("stage")) or 1),
                     [number(row[0]) if isinstance(row, list) and row else None for row in table[:MOST_HEADS]],
                     {nodes: rate for nodes in list(rates)[:8] if nodes.isdigit() and (rate := number(rates[nodes]))},
-                    None if before is None or after is None else (before, after))
+                    None if before is None or after is None else (before, after), number(line.get("same_choice")))
 
 
 @dataclass(frozen=True)
@@ -157,9 +159,12 @@ def progress(folder: Path) -> Progress | None:
         return None
 
 
-def has_heads(folder: Path) -> bool:
-    """Whether heads lie there."""
-    return any((folder / name).is_file() for name in HEADS_NAMES)
+def heads_written(folder: Path) -> int | None:
+    """When the heads that lie there were written, in nanoseconds; None where there are none."""
+    for name in HEADS_NAMES:
+        if (folder / name).is_file():
+            return (folder / name).stat().st_mtime_ns
+    return None
 
 
 class Pace:

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from medusa_viz.models.fetch import cache_root
+from medusa_viz.models.memory import QUANTISED
 from medusa_viz.models.presets import REPOSITORY
 from medusa_viz.training.distil_settings import DistilSettings
 from medusa_viz.training.settings import RECIPES, settings_for
@@ -43,13 +44,16 @@ class Plan:
     distil: int = 0
     settings: dict[str, object] = field(default_factory=dict)
     """Those that are not the recipe's defaults."""
+    dtype: str = ""
+    """Of the backbone, where the commands' own default would not do."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not NAME.fullmatch(self.name):
             raise ActionError("train_name", name=str(self.name)[:60])
         if self.recipe not in RECIPES:
             raise ActionError("train_recipe", name=str(self.recipe)[:40])
-        if not isinstance(self.settings, dict) or not isinstance(self.model, str) or len(self.model) > MODEL:
+        if not isinstance(self.settings, dict) or not isinstance(self.model, str) or len(self.model) > MODEL \
+                or self.dtype not in ("", *QUANTISED):
             raise ActionError("odd_payload", name="start")
         DistilSettings(tokens=self.distil)
         settings_for(self.recipe, self.settings)
@@ -65,10 +69,12 @@ class Plan:
         """The token file that the model writes first."""
         return data_root() / f"{self.name}.npz"
 
-    def commands(self) -> list[tuple[str, list[str]]]:
+    def commands(self, device: str = "auto") -> list[tuple[str, list[str]]]:
         """Phase and words of each command that is left to do, in order. All go on with what there is already."""
         done = self.written.is_file() or not self.distil
-        return ([] if done else [("distil", self._distil())]) + [("train", self._train())]
+        place = ["--device", device, *(["--dtype", self.dtype] if self.dtype else [])]
+        words = ([] if done else [("distil", self._distil())]) + [("train", self._train())]
+        return [(phase, [*command, *place]) for phase, command in words]
 
     def _distil(self) -> list[str]:
         rows = max(4, min(DistilSettings().rows, self.distil // TOKENS_PER_ROW))
@@ -110,7 +116,7 @@ def changed(recipe: str, values: dict[str, object]) -> dict[str, object]:
         if value != default or isinstance(value, bool):
             found[one.name] = value
     if values:
-        raise ActionError("unknown_knob", name=str(next(iter(values)))[:40])
+        raise ActionError("train_setting", recipe=recipe, name=str(next(iter(values)))[:40])
     return found
 
 

@@ -42,9 +42,10 @@ class Running:
 
 
 class Runner:
-    """At most one run."""
+    """At most one run, on `device` as the command line names it."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: str = "auto") -> None:
+        self.device = device
         self.current: Running | None = None
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -60,14 +61,20 @@ class Runner:
             self._thread = threading.Thread(target=self._go, args=(self.current,), name="train", daemon=True)
             self._thread.start()
 
-    def stop(self) -> None:
-        """Ask the run to stop, which takes as long as its step under way; asked again, end it at once."""
+    def stop(self, name: str, now: bool = False) -> None:
+        """Ask the run of that name to stop, which takes as long as its step under way. One that was asked already is
+        ended `now` or left to stop: two people may ask at once, and what is ended loses what it did not save."""
         with self._lock:
             run = self.current
             if run is None:
                 raise ActionError("train_not_running")
-            again, run.stopping = run.stopping, True
-            _end(run.child) if again else _interrupt(run.child)
+            if run.plan.name != name:
+                raise ActionError("train_other_run", name=name[:60], other=run.plan.name)
+            if not run.stopping:
+                run.stopping = True
+                _interrupt(run.child)
+            elif now:
+                _end(run.child)
 
     def shutdown(self) -> None:
         """The server ends: let go of the leash, and wait a while."""
@@ -86,7 +93,7 @@ class Runner:
         """On a thread of its own: all commands, then how it ended."""
         ending: dict[str, object] = {"state": "broken", "sentence": ""}
         try:
-            for phase, words in run.plan.commands():
+            for phase, words in run.plan.commands(self.device):
                 code = self._one(run, phase, words)
                 ending = _ending(code, run)
                 if code:

@@ -11,7 +11,7 @@ import orjson
 from medusa_viz.figures import curves, numbers
 from medusa_viz.figures.texts import Texts
 from medusa_viz.ui import train_runner
-from medusa_viz.ui.train_log import Pace, RunLog, StepLine, has_heads, progress
+from medusa_viz.ui.train_log import Pace, RunLog, StepLine, heads_written, progress
 from medusa_viz.ui.train_runner import Running
 
 ENDED = ("finished", "stopped", "broken")
@@ -60,7 +60,7 @@ def line(shown: Shown, running: Running | None, t: Texts) -> dict:
 def opened(shown: Shown, running: Running | None, in_use: bool, t: Texts) -> dict:
     """The run whose curves are shown."""
     saved = train_runner.read(shown.folder)
-    is_now, usable = state(shown, running, saved), has_heads(shown.folder)
+    is_now, usable = state(shown, running, saved), heads_written(shown.folder) is not None
     mine = running is not None and running.plan.folder == shown.folder
     again = is_now in ("stopped", "broken", "interrupted") and "plan" in saved
     return {
@@ -141,6 +141,8 @@ def _held_out(log: RunLog, t: Texts) -> str:
     if last.perplexity:
         before, after = numbers.compared(*last.perplexity)
         parts.append(t("train.perplexity", before=before, after=after))
+    if last.same_choice is not None:
+        parts.append(t("train.same_choice", share=f"{last.same_choice:.1%}"))
     if last.tokens_per_step:
         rates = " · ".join(f"{rate:.2f}" for rate in last.tokens_per_step.values())
         parts.append(t("train.held_out_rates", rates=t("train.rates_at", rates=rates,

@@ -12,11 +12,11 @@ from medusa_viz.figures.texts import Texts
 from medusa_viz.tuning import edits, formats, latency, specs
 from medusa_viz.tuning.jobs import Job
 from medusa_viz.ui import tuner_desk, tuner_view, tuner_work
-from medusa_viz.ui.knobs import ActionError
+from medusa_viz.ui.knobs import MOST_NODES, ActionError
 from medusa_viz.ui.pages import Page
 from medusa_viz.ui.running import Model
 from medusa_viz.ui.tuner_charts import PROXIES
-from medusa_viz.ui.tuner_desk import PLAIN, Chosen, Desk, Measured
+from medusa_viz.ui.tuner_desk import PLAIN, Chosen, Desk, Measured, Swept
 from medusa_viz.ui.tuner_plan import MEASURE, STUDY, TEMPERED
 from medusa_viz.ui.tuner_study import Study
 from medusa_viz.ui.tuner_task import RUNNING, Task
@@ -104,14 +104,16 @@ class TunerPage(Page):
         own = desk.study.latency
         priced = {name: replace(chosen.option, milliseconds=own and own.step_ms(
             chosen.option.nodes, rebuilt=specs.is_dynamic(chosen.option.tree))) for name, chosen in asked.items()}
+
         def done(runs: list) -> None:
-            plain = own and 1e3 / own.step_ms(0)
+            predicted, plain = own and 1e3 / own.step_ms(0), runs[0].tokens_per_second
             found = {}
             for run in runs:
                 chosen, option = asked.get(run.name), priced.get(run.name)
                 found[chosen.key if chosen else PLAIN, heat] = Measured(
-                    run, chosen.kind if chosen else PLAIN, option, option.tokens_per_second if option else plain, heat)
-            desk.measured = {**desk.measured, **found}
+                    run, chosen.kind if chosen else PLAIN, option, option.tokens_per_second if option else predicted,
+                    run.tokens_per_second / plain if plain else None)
+            desk.take_measured(found)
 
         self._begin(desk, model, token, "measure",
                     tuner_work.measuring(model.engine, trees, prompts, tokens, heat), done)
@@ -121,17 +123,18 @@ class TunerPage(Page):
         desk, model = self._desk(token)
         if extent not in STUDY:
             raise ActionError("odd_payload", name="thresholds")
-        depth, name = STUDY[extent], tuner_view.title(desk.chosen, self.t)
+        depth, chosen = STUDY[extent], desk.chosen
+        of, title = (chosen.key, extent), tuner_view.title(chosen, self.t)
 
-        def done(points: list) -> None:
-            desk.points, desk.studied = points, name
+        def done(found: Any) -> None:
+            desk.take_swept(Swept(of, title, found))
 
         self._begin(desk, model, token, "thresholds",
-                    tuner_work.studying(model.engine, desk.chosen.option.tree, depth.epsilons, depth.temperatures,
+                    tuner_work.studying(model.engine, chosen.option.tree, depth.epsilons, depth.temperatures,
                                         depth.prompts, depth.tokens), done)
 
     def do_cancel(self, token: str) -> None:
-        """Stop the job under way; nothing of it is kept."""
+        """Stop the job under way. What it has complete is kept: prompts that all trees decoded, points of the study."""
         desk, _ = self._desk(token)
         if desk.task is None or desk.task.state != RUNNING:
             raise ActionError("tuner_no_job")
@@ -144,7 +147,7 @@ class TunerPage(Page):
         desk, _ = self._desk(token)
         if not isinstance(kind, str) or not isinstance(seed, int) or not 0 <= seed < 2**31:
             raise ActionError("odd_payload", name="choose")
-        most = tuner_desk.SLOW_BUDGETS.get(kind, tuner_desk.MOST_BUDGET)
+        most = tuner_desk.SLOW_BUDGETS.get(kind, MOST_NODES)
         budget = min(desk.chosen.budget, most) if budget is None else budget
         desk.choose(tuner_desk.build(desk.study, kind, budget, name, seed))
 
@@ -212,9 +215,13 @@ class TunerPage(Page):
     def do_load_curve(self, token: str, text: str, name: str = "") -> None:
         """Step times recorded on another device."""
         desk, _ = self._desk(token)
-        if not isinstance(text, str) or len(text) > MOST_TEXT:
+        if not isinstance(text, str):
+            raise ActionError("odd_payload", name="load_curve")
+        if len(text) > MOST_TEXT:
             raise ActionError("tuner_long_curve")
-        desk.loaded, desk.elsewhere = latency.from_json(text, self.t("tuner.pasted", name=str(name)[:80])), True
+        name = " ".join(name.split())[:80] if isinstance(name, str) else ""
+        called = self.t("tuner.curve_named", name=name) if name else self.t("tuner.curve_pasted")
+        desk.loaded, desk.elsewhere = latency.from_json(text, called), True
 
     def do_save_curve(self, token: str) -> None:
         """This device's step times as a file that another Tuner can load."""
@@ -226,7 +233,9 @@ class TunerPage(Page):
     def do_import(self, token: str, text: str) -> None:
         """A tree out of pasted text of any format; parsed, never evaluated."""
         desk, _ = self._desk(token)
-        found = formats.read(str(text))
+        if not isinstance(text, str):
+            raise ActionError("odd_payload", name="import")
+        found = formats.read(text)
         notes = [self.t("tuner.read_as", format=formats.FORMATS[found.format].title), *found.notes]
         chosen = tuner_desk.own(desk.study, found.shape)
         desk.choose(chosen)
@@ -273,10 +282,14 @@ class TunerPage(Page):
         return desk, model
 
     def _begin(self, desk: Desk, model: Model, token: str, name: str, job: Job, done: Any) -> None:
-        """One job at a time for each visitor."""
-        if desk.task is not None and desk.task.state == RUNNING:
-            raise ActionError("tuner_busy", name=self.t(f"tuner.job_{desk.task.name}"))
-        desk.task = Task(name, model, desk.study, token, job, done, timed=name in TIMED)
+        """One job at a time for all visitors: the model is kept from nobody for more than a part of one, and nothing
+        is timed beside another."""
+        with self._lock:
+            for other in (desk, *self._desks.values()):
+                if other.task is not None and other.task.state == RUNNING:
+                    raise ActionError("tuner_busy" if other is desk else "tuner_taken",
+                                      name=self.t(f"tuner.job_{other.task.name}"))
+            desk.task = Task(name, model, desk.study, token, job, done, timed=name in TIMED)
 
     def _asked(self, desk: Desk, more: bool) -> dict[str, Chosen]:
         """Trees to decode with, by the name that stands in the table."""

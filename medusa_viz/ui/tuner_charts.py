@@ -92,8 +92,8 @@ def _sum(expected: Sequence[float], replayed: Sequence[float], t: Texts) -> str:
     if not shown:
         return t("tuner.reached_none")
     kind = t("tuner.fig_replayed" if replayed else "tuner.fig_expected")
-    return t("tuner.reached", kind=kind, sum=" + ".join(f"{value:.3f}" for value in shown), total=f"{sum(shown):.3f}",
-             rate=f"{1 + sum(shown):.3f}")
+    terms = " + ".join(f"{value:.3f}" for value in shown) + " = " if len(shown) > 1 else ""
+    return t("tuner.reached", kind=kind, sum=terms, total=f"{sum(shown):.3f}", rate=f"{1 + sum(shown):.3f}")
 
 
 def _lines(desk: Desk, spot: Any) -> dict[str, list[Spot]]:
@@ -132,7 +132,12 @@ def sentence(option: Option, desk: Desk, t: Texts) -> str:
 def _real(one: Measured, t: Texts) -> str:
     run = one.run
     return t("tuner.tree_measured", spec=run.name, rate=f"{run.tokens_per_step:.3f}",
-             speed=f"{run.tokens_per_second:.1f}", ms=numbers.milliseconds(run.ms_per_step))
+             speed=f"{run.tokens_per_second:.1f}", ms=numbers.milliseconds(run.ms_per_step)) + part(one, t)
+
+
+def part(one: Measured, t: Texts) -> str:
+    """How much a run covers that was stopped; nothing for a whole one."""
+    return "" if one.whole else t("tuner.measured_part", n=one.run.prompts, asked=one.run.asked)
 
 
 # ---------------------------------------------------------------------------------------------------------- step times
@@ -169,17 +174,16 @@ def table(desk: Desk, t: Texts) -> dict:
     """Trees decoded for real: measured beside predicted, errors in percent of the measured figure."""
     rows = []
     for (_, heat), one in desk.measured.items():
-        plain = desk.measured.get((PLAIN, heat))
         run, option = one.run, one.option
         rows.append({
-            "name": run.name if not heat else t("tuner.row_typical", name=run.name, heat=f"{heat:g}"),
+            "name": (run.name if not heat else t("tuner.row_typical", name=run.name, heat=f"{heat:g}")) + part(one, t),
             "nodes": run.nodes, "rate": f"{run.tokens_per_step:.3f}", "ms": numbers.milliseconds(run.ms_per_step),
             "expected": numbers.NONE if heat or not option else error(option.expected, run.tokens_per_step),
             "replayed": numbers.NONE if heat or not option or not option.replayed
             else error(option.replayed.tokens_per_step, run.tokens_per_step),
             "speed": f"{run.tokens_per_second:.1f}",
             "predicted": numbers.NONE if heat else error(one.second, run.tokens_per_second),
-            "gain": f"{run.tokens_per_second / plain.run.tokens_per_second:.2f}" if plain else numbers.NONE,
+            "gain": numbers.NONE if one.gain is None else f"{one.gain:.2f}",
             "equal": _equal(run.equals_greedy, t), "kind": one.kind,
             "look": {"color": tuner_figures.look(one.kind).color, "glyph": tuner_figures.look(one.kind).glyph},
         })
@@ -197,10 +201,13 @@ def _equal(equal: Any, t: Texts) -> dict:
 
 def thresholds(desk: Desk, t: Texts) -> dict:
     """The threshold study in the proxy chosen."""
-    points = sorted(desk.points, key=lambda point: (point.epsilon or 0.0, point.temperature))
+    swept = desk.swept
+    points = sorted(swept.found.points if swept else (), key=lambda point: (point.epsilon or 0.0, point.temperature))
     settings = [_setting(kind, point, desk.proxy, t) for point in points for kind in _kinds(point)]
     chart = tuner_figures.thresholds(settings, t(f"tuner.proxy_{desk.proxy}"), t)
-    caption = t("tuner.studied", tree=desk.studied) if desk.points else t("tuner.studied_none")
+    caption = t("tuner.studied", tree=swept.title) if swept else t("tuner.studied_none")
+    if swept and len(points) < swept.found.asked:
+        caption += t("tuner.studied_part", n=len(points), asked=swept.found.asked)
     return {**packed(chart), "caption": caption, "hint": t(f"tuner.proxy_{desk.proxy}_hint")}
 
 

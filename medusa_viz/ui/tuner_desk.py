@@ -8,20 +8,19 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
 
-from medusa_viz.decoding.settings import SIZE_DETENTS
 from medusa_viz.decoding.tree import Path, TreeError, TreeShape, dense, from_paths
 from medusa_viz.tuning import edits, recommend, specs
 from medusa_viz.tuning.latency import Latency
 from medusa_viz.tuning.published_trees import published
 from medusa_viz.tuning.recommend import Option, Recommendation, Survey
-from medusa_viz.ui.knobs import ActionError
+from medusa_viz.ui.knobs import MOST_NODES, ActionError
 from medusa_viz.ui.tuner_study import Study
 from medusa_viz.ui.tuner_task import Task
 
-MOST_BUDGET = SIZE_DETENTS[-1]
 SLOW_BUDGETS = {"sequoia": 512, "dynamic": 1024}
 """Budgets above which a builder takes longer than an answer may."""
 MOST_UNDO = 100
+MOST_PATH_TEXT = 200  # characters; a path has one rank per head
 FIRST = 16
 PLAIN, PUBLISHED, CHAIN, OWN = "plain", "published", "chain", "own"
 
@@ -58,7 +57,22 @@ class Measured:
     option: Option | None
     second: float | None
     """Predicted tokens per second on this device."""
-    temperature: float
+    gain: float | None
+    """Tokens per second over those of plain decoding in the same run."""
+
+    @property
+    def whole(self) -> bool:
+        """All prompts that were asked for were decoded."""
+        return self.run.prompts == self.run.asked
+
+
+@dataclass(frozen=True, eq=False)
+class Swept:
+    """A threshold study: `of` which tree at which extent, the tree's title, and what came of it."""
+
+    of: tuple[str, str]
+    title: str
+    found: Any
 
 
 @dataclass(eq=False)
@@ -83,8 +97,7 @@ class Desk:
     room: tuple[int, int] = (620, 360)
     task: Task | None = None
     measured: dict[tuple[str, float], Measured] = field(default_factory=dict)
-    points: list[Any] = field(default_factory=list)
-    studied: str = ""
+    swept: Swept | None = None
     proxy: str = "surprise"
     format: str = "tree"
     imported: list[str] = field(default_factory=list)
@@ -146,6 +159,20 @@ class Desk:
         if (name, batch) not in self._made:
             self._made[name, batch] = make()
         return self._made[name, batch]
+
+    # ---- what was decoded for real ----------------------------------------------------------------------------
+
+    def take_measured(self, found: dict[tuple[str, float], Measured]) -> None:
+        """The newest counts; but one that was stopped gives way to one of more text."""
+        kept = {key: old for key, old in self.measured.items()
+                if key in found and not found[key].whole and old.run.tokens > found[key].run.tokens}
+        self.measured = {**self.measured, **found, **kept}
+
+    def take_swept(self, swept: Swept) -> None:
+        """The newest study counts; but one that was stopped gives way to a fuller one of the same."""
+        old = self.swept
+        if old is None or old.of != swept.of or len(swept.found.points) >= len(old.found.points):
+            self.swept = swept
 
     # ---- the chosen tree --------------------------------------------------------------------------------------
 
@@ -215,15 +242,15 @@ def build(study: Study, kind: str, budget: int, name: str = "", seed: int = 0) -
         built = specs.fitted(published()[name], study.heads)
         option = study.survey.of_tree(f"published:{name}", built)
         return Chosen(PUBLISHED, built.shape.nodes, option, study.survey, name)
-    if isinstance(budget, bool) or not isinstance(budget, int) or not 0 <= budget <= MOST_BUDGET:
-        raise ActionError("tuner_budget", budget=str(budget)[:20], most=f"{MOST_BUDGET:,}")
+    if isinstance(budget, bool) or not isinstance(budget, int) or not 0 <= budget <= MOST_NODES:
+        raise ActionError("tuner_budget", budget=str(budget)[:20], most=f"{MOST_NODES:,}")
     if kind == CHAIN:
         length = min(budget, study.heads)
         option = study.survey.of_tree(f"chain:{length}", specs.Built(dense([1] * length)))
         return Chosen(CHAIN, length, option, study.survey)
     if kind not in specs.BUILDERS:
         raise ActionError("tuner_no_builder", name=str(kind)[:40])
-    if budget > SLOW_BUDGETS.get(kind, MOST_BUDGET):
+    if budget > SLOW_BUDGETS.get(kind, MOST_NODES):
         raise ActionError("tuner_slow", name=kind, most=f"{SLOW_BUDGETS[kind]:,}")
     known = next((option for option in study.options.get(kind, ()) if option.spec == f"{kind}:{budget}"), None)
     if known is None and kind == "dynamic" and budget:  # replaying it takes seconds: the survey does that
@@ -247,15 +274,17 @@ def own(study: Study, shape: TreeShape, notes: Sequence[str] = ()) -> Chosen:
     if max(built.shape.widths, default=0) > study.ranks:
         raise TreeError(f"The tree takes rank {max(built.shape.widths) - 1} of a head; these heads draft ranks 0 to "
                         f"{study.ranks - 1}.")
-    if built.shape.nodes > MOST_BUDGET:
-        raise TreeError(f"The tree has {built.shape.nodes:,} nodes; {MOST_BUDGET:,} are the most that are shown here.")
+    if built.shape.nodes > MOST_NODES:
+        raise TreeError(f"The tree has {built.shape.nodes:,} nodes; {MOST_NODES:,} are the most that are shown here.")
     return Chosen(OWN, built.shape.nodes, study.survey.of_tree(OWN, built), study.survey)
 
 
 def path_of(text: object, study: Study) -> Path:
     """The ranks in `0.2.1`. Raises ActionError."""
+    if not isinstance(text, str) or len(text) > MOST_PATH_TEXT:
+        raise ActionError("tuner_no_place")
     try:
-        path = tuple(int(rank) for rank in str(text).split(".") if rank)
+        path = tuple(int(rank) for rank in text.split(".") if rank)
     except ValueError:
         raise ActionError("tuner_no_place") from None
     if len(path) > study.heads or any(not 0 <= rank < study.ranks for rank in path):

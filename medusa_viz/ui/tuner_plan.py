@@ -48,10 +48,10 @@ class Plan:
     def calibrate_seconds(self) -> float:
         """Reading replies, after writing them where none ship."""
         read, written = tuner_work.reply_tokens(self.model.engine, self.model.options)
-        row_ms = 0.25 * self.plain_ms if self.desk.study.cpu else 0.02 * self.plain_ms
+        row_ms = 0.11 * self.plain_ms if self.desk.study.cpu else 0.02 * self.plain_ms
         known = self.desk.study.latency
         if known:
-            row_ms = 1.5 * known.curves[0].verify[-1].median / known.rows[-1]
+            row_ms = 1.7 * known.curves[0].verify[-1].median / known.rows[-1]
         return (read * row_ms + written * self.plain_ms) / 1e3
 
     def measure_seconds(self, extent: str, ways: int) -> float:

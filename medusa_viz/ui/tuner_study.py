@@ -26,7 +26,7 @@ class Study:
     """Read on the model's worker when it is made; `opened` is set then."""
 
     def __init__(self, model: Model) -> None:
-        engine = model.engine
+        engine, options = model.engine, model.options
         self.title, self.place = engine.title, engine.place
         self.heads, self.ranks = engine.drafter.heads, min(MAX_RANKS, engine.drafter.choices)
         self.plain_ms, self.cpu = model.plain_ms, engine.backbone.device.type == "cpu"
@@ -42,7 +42,7 @@ class Study:
         self._config, self._choices = engine.accuracy, engine.drafter.choices
         self._calm = threading.Condition()
         self._measuring, self._turn = 0, 0
-        model.worker.submit("", lambda: tuner_work.stored(engine)).add_done_callback(self._read)
+        model.worker.submit("", lambda: tuner_work.stored(engine, options)).add_done_callback(self._read)
 
     @property
     def settled(self) -> bool:

@@ -1,5 +1,5 @@
 """One visitor's long job at the Tuner: done part by part, each part one turn on the model's worker, so that nobody
-waits for more than a part. A cancelled job ends before its next part, and nothing of it is kept."""
+waits for more than a part. A cancelled job ends before its next part, with what it has complete by then."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ RUNNING, FINISHED, CANCELLED, FAILED = "running", "finished", "cancelled", "fail
 
 
 class Task:
-    """Runs from when it is made. `done` gets the result, on the worker's thread. While it is `timed`, the survey of
-    trees stands still."""
+    """Runs from when it is made. `done` gets the result, on the worker's thread; of a job that ends early, what was
+    complete by then, if anything was. While it is `timed`, the survey of trees stands still."""
 
     def __init__(self, name: str, model: Model, study: Study, token: str, job: Job, done: Callable[[Any], None],
                  timed: bool = False) -> None:
@@ -85,8 +85,17 @@ class Task:
         with self._lock:
             if self.state != RUNNING:
                 return
+            if state != FINISHED and self.progress.so_far is not None:
+                self._keep()
             self.state, self.fault = state, fault
         self._job.close()
         self._model = None
         if self._timed:
             self._study.quiet(False)
+
+    def _keep(self) -> None:
+        """Hand over what was complete, before anybody can see that the job has ended."""
+        try:
+            self._done(self.progress.so_far)
+        except Exception:
+            log.exception("what the job %s had complete could not be kept", self.name)

@@ -56,7 +56,8 @@ class _Drawn:
         keep += [row for row, parent in enumerate(self.shape.parent.tolist())
                  if row and self.shape.paths[parent] in desk.opened]
         weight = self.values if self.rates else [-row for row in range(self.shape.nodes + 1)]
-        self.folded = fold(self.shape, weight, keep, FOLD_ABOVE, lines)
+        crowded = self.shape.leaves > lines  # so labels would overlap although the nodes are few
+        self.folded = fold(self.shape, weight, keep, min(FOLD_ABOVE, self.shape.nodes - crowded), lines)
         self.layout = arrange(self.shape, self.folded, None, desk.room)
 
     def view(self) -> dict:
@@ -135,8 +136,9 @@ def following(desk: Desk, t: Texts) -> dict:
     following = frontier(shape, rates, desk.step_ms)
     best = [] if [one.path for one in following] == [one.path for one in away.best] else away.best
     total = expected_tokens_per_step(shape, rates)
+    price = "" if away.milliseconds is None else t("tuner.cut_price", ms=_ms(away.milliseconds))
     line = t("tuner.cut", whole=whole_tree(desk.study.heads, desk.study.ranks).nodes, nodes=away.nodes,
-             gain=numbers.exact(away.gain), total=f"{total + away.gain:.2f}", ms=_ms(away.milliseconds))
+             gain=numbers.exact(away.gain), total=f"{total + away.gain:.2f}", price=price)
     line += t("tuner.cut_best" if best else "tuner.cut_same")
     return {"note": t("tuner.next_note"), "next": [_candidate(one) for one in following],
             "cut": line if away.nodes else t("tuner.cut_nothing"), "best": [_candidate(one) for one in best]}

@@ -16,8 +16,9 @@ from medusa_viz.tuning.latency import BATCHES
 from medusa_viz.tuning.published_trees import published
 from medusa_viz.tuning.recommend import Option
 from medusa_viz.ui import tuner_charts, tuner_tree
+from medusa_viz.ui.knobs import MOST_NODES
 from medusa_viz.ui.running import Model
-from medusa_viz.ui.tuner_desk import CHAIN, MOST_BUDGET, OWN, PUBLISHED, SLOW_BUDGETS, Chosen, Desk
+from medusa_viz.ui.tuner_desk import CHAIN, OWN, PUBLISHED, SLOW_BUDGETS, Chosen, Desk
 from medusa_viz.ui.tuner_plan import Plan, duration
 from medusa_viz.ui.tuner_task import FAILED, RUNNING
 
@@ -80,6 +81,7 @@ def _sources(desk: Desk, plan: Plan, t: Texts) -> dict:
     if known is not None:
         rates = t("tuner.rates_known", n=len(known.table.ranks), replies=len(known.table.lengths),
                   date=str(known.about.get("date", "")) and f" · {known.about['date']}")
+        rates += t("tuner.rates_others") if known.about.get("own_text") is False else ""
     else:
         rates = t("tuner.rates_config" if study.facts.rates else "tuner.rates_none")
     times, details = t("tuner.times_none"), ""
@@ -128,8 +130,8 @@ def _controls(desk: Desk, t: Texts) -> dict:
     prefixes = [t("tuner.prefix", n=curve.prefix) for curve in latency.curves] if latency else []
     return {
         "kind": kind, "kinds": kinds, "published": list(published()), "name": desk.chosen.name,
-        "budget": desk.chosen.budget, "most": SLOW_BUDGETS.get(kind, MOST_BUDGET),
-        "detents": [size for size in SIZE_DETENTS if size <= SLOW_BUDGETS.get(kind, MOST_BUDGET)],
+        "budget": desk.chosen.budget, "most": SLOW_BUDGETS.get(kind, MOST_NODES),
+        "detents": [size for size in SIZE_DETENTS if size <= SLOW_BUDGETS.get(kind, MOST_NODES)],
         "fixed": kind in (OWN, PUBLISHED), "seeded": kind in specs.BUILDERS and specs.BUILDERS[kind].seeded,
         "help": next((one["help"] for one in kinds if one["name"] == kind), ""), "prefixes": prefixes,
         "curve": desk.place, "batch": desk.batch, "batches": [_batch(desk, batch, t) for batch in BATCHES],
@@ -210,7 +212,7 @@ def _real(desk: Desk, option: Option, t: Texts) -> list[dict]:
         return [_fact("measured", numbers.NONE, t)]
     off = tuner_charts.error(option.tokens_per_step, done.run.tokens_per_step)
     return [_fact("measured", t("tuner.measured", rate=f"{done.run.tokens_per_step:.3f}", error=off,
-                                speed=_per_second(done.run.tokens_per_second)), t)]
+                                speed=_per_second(done.run.tokens_per_second)) + tuner_charts.part(done, t), t)]
 
 
 # --------------------------------------------------------------------------------------------------------------- parts
@@ -231,7 +233,7 @@ def _parts(desk: Desk, have: dict[str, str], t: Texts) -> dict[str, dict]:
         "reached": ((tree,), lambda: tuner_charts.reached(desk, t)),
         "scatter": ((study.scatter, *times), lambda: tuner_charts.scatter(desk, t)),
         "measured": ((desk.measured,), lambda: tuner_charts.table(desk, t)),
-        "thresholds": ((desk.points, desk.proxy), lambda: tuner_charts.thresholds(desk, t)),
+        "thresholds": ((desk.swept, desk.proxy), lambda: tuner_charts.thresholds(desk, t)),
         "exchange": ((tree, desk.format), lambda: _exchange(desk, t)),
     }
     parts = {}

@@ -35,7 +35,7 @@ def build(snapshot: Snapshot, t: Texts, opened: Collection[Path] = ()) -> dict:
         "status": status.status(snapshot, t),
         "run": status.run(snapshot, step, t),
         "steps": status.steps(snapshot),
-        "text": status.text(snapshot, step),
+        "text": status.text(snapshot, step, t),
         "phases": status.phases(snapshot, step, t),
         "equality": status.equality(snapshot, t),
         "merits": merits.merits(snapshot, t),
@@ -57,7 +57,7 @@ def _nothing(t: Texts) -> dict:
         "tree": {"figure": {"layout": blank}, "data": [[], [], [], []], "nodes": [root], "ghost": None, "folded": 0},
         "mask": {"figure": {"layout": blank, "data": []}, "kind": "glyph", "key": ""},
         "cache": {"prefix": 0, "rows": 0, "kept": [], "keep": 0, "drop": 0, "text": ""},
-        "heads": {"head": []}, "verdict": {"rows": {}}, "rows": {}, "gains": {"note": "", "rows": []},
+        "heads": {"head": []}, "verdict": {"rows": {}}, "rows": {}, "gains": {"expected": "", "note": "", "rows": []},
     }
 
 

@@ -7,6 +7,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -16,6 +17,8 @@ from urllib.parse import urlparse
 import pytest
 from playwright.sync_api import Browser, Error, Page, sync_playwright
 
+from medusa_viz.ui import host as hosts
+from medusa_viz.ui import page as pages
 from tests.browser.explorer import Explorer
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -133,3 +136,19 @@ def watched(page: Page) -> list[str]:
     page.on("dialog", on_dialog)
     page.on("request", on_request)
     return faults
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[tuple[str, hosts.Sessions]]:
+    """A page on the opening recording whose model never comes, and its sessions."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    sessions = hosts.Sessions({})
+    demo = pages.build(sessions)
+    # The browser's event loop runs in this thread; the server is started from another.
+    starter = threading.Thread(target=pages.launch, args=(demo, "127.0.0.1", port), kwargs={"block": False})
+    starter.start()
+    starter.join()
+    yield f"http://127.0.0.1:{port}", sessions
+    demo.close()

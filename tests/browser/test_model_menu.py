@@ -142,6 +142,24 @@ def test_the_menu_on_a_phone(visit, scheme):
     assert page.evaluate("document.documentElement.scrollWidth") == 390
 
 
+def test_of_another_model_only_what_holds_for_it_is_said(visit):
+    page = visit(locked=True)
+    expect(page.locator("#step")).to_be_disabled()
+    expect(page.locator("#step")).to_have_attribute("title", re.compile("press Start"))
+    expect(page.locator("#examples")).to_contain_text("Translate this into German")
+    expect(page.locator("#examples")).not_to_contain_text("tokens/step")
+    expect(page.locator(".mv-prompt .mv-note")).to_have_text("")
+    explorer = Explorer(page).start("abc")
+    page.click("#export summary")
+    expect(page.locator("#copy-text")).to_be_disabled()
+    expect(page.locator("#copy-command")).to_be_disabled()
+    expect(page.locator("#copy-command")).to_have_attribute("title", re.compile("does not tell"))
+    page.keyboard.press("Escape")
+    explorer.step()
+    page.click("#export summary")
+    expect(page.locator("#copy-text")).to_be_enabled()
+
+
 def test_a_locked_server_only_informs(visit):
     page = visit(locked=True)
     opened(page)

@@ -159,3 +159,6 @@ def test_on_a_phone_it_is_one_column_with_room_for_thumbs(tuner):
     wide = page.evaluate("""() => [...document.querySelectorAll('.mv-tuner .mv-panel')]
       .filter((one) => one.offsetParent && one.getBoundingClientRect().width < 340).map((one) => one.id)""")
     assert not wide, wide
+    cut = page.evaluate("""() => [...document.querySelectorAll('.mv-tuner [role=tab]')].filter((one) =>
+      one.getBoundingClientRect().right > 390 || one.scrollWidth > one.clientWidth).map((one) => one.id)""")
+    assert not cut, cut

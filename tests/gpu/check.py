@@ -111,8 +111,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     what.add_argument("--small", action="store_true", help="a tiny random Llama")
     what.add_argument("--model", nargs="+", type=Path, help="folder of the converted default model, or its GGUF parts")
     what.add_argument("--llama-7b", action="store_true", help="a randomly initialised Llama of 7B size")
-    for option in ("--device", "--dtype"):
-        parser.add_argument(option, default="auto")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--dtype", choices=("auto", *device.DTYPES), default="auto")
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--out", type=Path, default=Path("gpu-check"))
     return parser.parse_args(arguments)
@@ -293,11 +293,11 @@ class Run:
     def steps(self, prompt: Sequence[int], tokens: int) -> tuple[float, list[int]]:
         """Seconds behind the prefill, and the committed tokens of each step."""
         state, committed = self.start(prompt, tokens), []
-        settle(self.subject.backbone)
+        device.settle(self.subject.backbone.device)
         begun = perf_counter()
         while sum(committed) < tokens:
             committed.append(self.step(state))
-        settle(self.subject.backbone)
+        device.settle(self.subject.backbone.device)
         return perf_counter() - begun, committed
 
 
@@ -357,16 +357,11 @@ def turns(backbone: Backbone, rounds: int, actions: dict[str, Callable[[], objec
 
 def timed(backbone: Backbone, action: Callable[[], object]) -> float:
     """Milliseconds until the device is done with it."""
-    settle(backbone)
+    device.settle(backbone.device)
     begun = perf_counter()
     action()
-    settle(backbone)
+    device.settle(backbone.device)
     return (perf_counter() - begun) * 1e3
-
-
-def settle(backbone: Backbone) -> None:
-    if backbone.device.type == "cuda":
-        torch.cuda.synchronize(backbone.device)
 
 
 def table(result: dict) -> str:

@@ -16,6 +16,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from medusa_viz.decoding.settings import Acceptance, Limits
+from medusa_viz.models import memory
 from medusa_viz.models.presets import DEFAULT_PRESET
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def main(arguments: list[str] | None = None) -> int:
         sys.stdout = None
         return 0
     except (ValueError, RuntimeError, OSError) as error:
-        print(f"{parser.prog} {options.command}: {error}", file=sys.stderr)
+        print(f"{parser.prog} {options.command}: {memory.spoken(error)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130

@@ -1,4 +1,4 @@
-"""Captured static steps, tried on the CPU: what a capture may hold, when it happens, what may fail, how CUDA is asked."""
+"""Captured static steps, tried on the CPU: what a capture may hold, when it happens, what may fail."""
 
 import random
 import threading

@@ -18,7 +18,7 @@ from tiny import (
     random_shape,
 )
 
-from medusa_viz.decoding import decoder, live, observe
+from medusa_viz.decoding import decoder, observe
 from medusa_viz.decoding.live import LiveRun
 from medusa_viz.decoding.preview import LatencyEstimate, unverified
 from medusa_viz.decoding.records import Step
@@ -329,7 +329,3 @@ def test_latency_is_interpolated_between_what_was_seen():
     assert latency.of(12) == 90 and latency.of(32) == 200 and latency.of(1) == 80
     latency.add(16, 200)
     assert latency.of(16) == 150
-
-
-def test_settling_is_only_for_devices_that_queue(exact):
-    assert live._settle(exact[0]) is None

@@ -66,6 +66,7 @@ class GreedyCheck:
         plain, clock = decoder.plan(decoder.PLAIN, self.backbone, None), Clock(self.backbone.device)
         state = decoder.DecodingState(self.cache, self._wanted, int(self._wanted.argmax()))  # no head reads a hidden
         try:
+            self.backbone.ready(self.cache, 1)
             clock.mark()
             candidates = decoder.propose(None, state, plain)
             clock.mark()

@@ -10,7 +10,7 @@ from medusa_viz.decoding.records import Timings
 
 
 class Clock:
-    """Marks between propose, verify, accept and commit.
+    """Marks between propose, verify, accept and commit, the last of which may be missing.
 
     On CUDA the first three marks are events in the device's stream. They have passed once accept has its numbers, the
     step's one synchronisation. Accept is what is left of the time up to there; commit is queued behind it, so its time
@@ -29,10 +29,10 @@ class Clock:
         self._marks.append(perf_counter())
 
     def timings(self) -> Timings:
-        """Milliseconds between the five marks; starts over."""
+        """Milliseconds between the marks; starts over."""
         parts = [(b - a) * 1e3 for a, b in zip(self._marks, self._marks[1:])]
         if self._events:
             on_device = [a.elapsed_time(b) for a, b in zip(self._events, self._events[1:])]
-            parts = [*on_device, max(sum(parts[:3]) - sum(on_device), 0.0), parts[3]]
+            parts = [*on_device, max(sum(parts[:3]) - sum(on_device), 0.0), *parts[3:]]
         self._marks, self._events = [], []
         return Timings(*parts)

@@ -229,6 +229,7 @@ def decode(backbone: Backbone, drafter: Drafter | None, ids: Sequence[int], tree
         if state.root in end_ids or remaining == 1:
             yield StepResult([state.root], 0, Timings(), "end" if state.root in end_ids else limit)
             return
+        backbone.ready(state.cache, plans.rows(remaining - 1))
         clock.mark()
         step, candidates = plans.proposed(state, remaining - 1)
         clock.mark()
@@ -260,6 +261,10 @@ class _Plans:
             self._within(self.tree.height)
         else:
             _refuse_unfillable(self.tree.nodes, self.tree.height, self.tree.width, self.drafter)
+
+    def rows(self, room: int) -> int:
+        """Rows of the next step, drafted at most `room` tokens deep; of a new shape, the most that it can have."""
+        return 1 + (self._within(room).shape if isinstance(self.tree, TreeShape) else self.tree).nodes
 
     def proposed(self, state: DecodingState, room: int) -> tuple[Plan, Candidates]:
         """Draft at most `room` tokens deep: drafting past the limit would be in vain."""

@@ -52,8 +52,8 @@ class Engine:
 
     @property
     def accuracy(self) -> list[list[float]]:
-        """K x ranks: a_k(i), as measured when the heads were trained; empty if the file does not say."""
-        return self.loaded.config.accuracy
+        """K x ranks: a_k(i), by which trees are built here; see `LoadedHeads.accuracy`."""
+        return self.loaded.accuracy
 
     @property
     def place(self) -> str:
@@ -74,9 +74,12 @@ def load(options: EngineOptions, report: Report = silent) -> Engine:
     placement = device.choose(options.device, options.dtype)
     source, loaded = find(options, placement, report)
     sources.fetch_weights(source, report)
-    title = source.title + " + adapter" * bool(loaded.adapter)
+    title = loaded.titled(source.title)
     report("load", None, title)
-    backbone = backbones.load(source.folder, placement, title, adapter=loaded.adapter, compiled=options.compile)
+    backbone = backbones.load(source.folder, placement, title, adapter=loaded.adapter, compiled=options.compile,
+                              heads=sum(parameter.numel() for parameter in loaded.module.parameters()))
+    if spilled := placing.spilled(backbone.model, placement):
+        loaded.report.notices.append(spilled)
     return Engine(backbone, Drafter(loaded.module, backbone.lm_head), sources.codec(source), loaded, title, source.tree)
 
 
@@ -97,7 +100,7 @@ def find(options: EngineOptions, placement: device.Placement, report: Report
     known = {Path(name).name.lower() for name in (options.model, source.repository, source.title, loaded.source)}
     if loaded.base and Path(loaded.base).name.lower() not in known:
         loaded.report.notices.append(f"the heads were trained on {loaded.base}, and may draft worse on {source.title}")
-    return source, loaded
+    return source, checkpoints.with_ranks(loaded, loaded.titled(source.title), placement.dtype_name)
 
 
 def quiet_transformers() -> None:

@@ -10,16 +10,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
-import torch
 from torch import Tensor
 
 from medusa_viz.decoding import decoder, observe
 from medusa_viz.decoding.acceptance import Walk
 from medusa_viz.decoding.check import Difference, GreedyCheck
+from medusa_viz.decoding.clock import Clock
 from medusa_viz.decoding.engine import Engine
 from medusa_viz.decoding.records import Drafts, Timings, Verification
 from medusa_viz.decoding.settings import Acceptance
 from medusa_viz.decoding.tree import TreeShape
+from medusa_viz.models import device
 from medusa_viz.models.backbone import Forward
 
 
@@ -73,17 +74,18 @@ class LiveRun:
         plan = decoder.plan(shape, engine.backbone, engine.drafter)
         state = decoder.DecodingState(self.cache, position.hidden, position.root)
         self._look = self._forward = None  # its cache rows are about to be overwritten
-        marks = [perf_counter()]
+        engine.backbone.ready(self.cache, shape.nodes + 1)
+        clock = Clock(engine.backbone.device)
+        clock.mark()
         candidates = decoder.propose(engine.drafter, state, plan, width=observe.TOP)
-        marks.append(perf_counter())
+        clock.mark()
         forward = decoder.verify(engine.backbone, state, plan, candidates)
-        _settle(engine)
-        marks.append(perf_counter())
+        clock.mark()
         decoder.accept(forward, state, plan, candidates, settings)
-        marks.append(perf_counter())
+        clock.mark()
         look = Look(position, shape, observe.drafts(shape, candidates, position.root_p),
                     observe.verification(shape, candidates, forward, candidates.top.logits, engine.drafter.draft_row),
-                    Timings(*((b - a) * 1e3 for a, b in zip(marks, marks[1:]))))
+                    clock.timings())
         self._look, self._forward = look, forward
         return look
 
@@ -114,7 +116,7 @@ class LiveRun:
             hidden = last.hidden
             if next_p is None:
                 next_p = _p(last.logits[0], next_root)
-        _settle(self.engine)
+        device.settle(self.engine.backbone.device)
         self._look = self._forward = None
         return Position(ids, hidden, next_root, next_p), (perf_counter() - begun) * 1e3
 
@@ -154,8 +156,3 @@ def _p(logits: Tensor, token: int) -> float:
 def _known_p(verification: Verification, row: int, token: int) -> float | None:
     top = verification.top[row]
     return top.p[top.ids.index(token)] if token in top.ids else None
-
-
-def _settle(engine: Engine) -> None:
-    if engine.backbone.device.type == "cuda":
-        torch.cuda.synchronize(engine.backbone.device)

@@ -26,7 +26,7 @@ def drafts(shape: TreeShape, candidates: Candidates, root_p: float) -> Drafts:
     head_p[0] = root_p
     heads: list[TopTokens] = []
     if candidates.top is not None:
-        ids, p = candidates.top.ids.cpu().numpy(), candidates.top.p.double().cpu().numpy()
+        ids, p = candidates.top.ids.cpu().numpy(), candidates.top.p.cpu().double().numpy()
         head_p[1:] = p[shape.depth[1:] - 1, shape.rank[1:]]
         heads = [TopTokens(row_ids[:TOP].tolist(), row_p[:TOP].tolist()) for row_ids, row_p in zip(ids, p)]
     path_p = np.ones(shape.nodes + 1)
@@ -58,14 +58,15 @@ def verification(shape: TreeShape, candidates: Candidates, forward: Forward, hea
 
 
 def temperature_tables(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """log-sum-exp of z / T and E_T[z] of float32 logits [rows, V] at TEMPERATURES: float64 [rows, 20] each."""
-    grid = torch.tensor(TEMPERATURES, dtype=torch.float64, device=logits.device)
+    """log-sum-exp of z / T and E_T[z] of float32 logits [rows, V] at TEMPERATURES: float64 [rows, 20] each, on the CPU,
+    since not every device has float64."""
+    grid = torch.tensor(TEMPERATURES, dtype=torch.float64)
     total, moment = (logits.new_empty(len(logits), len(grid)) for _ in range(2))
     if not len(logits):
-        return total.double(), moment.double()
+        return total.cpu().double(), moment.cpu().double()
     peak = logits.amax(-1, keepdim=True)
     below = logits - peak
-    exponent = (_LOG2_E / grid).to(logits.dtype)[:, None]  # torch's exp2 takes a third of the time of its exp
+    exponent = (_LOG2_E / grid).to(logits.dtype).to(logits.device)[:, None]  # exp2 takes a third of the time of exp
     numbers = _BLOCK_CPU if logits.device.type == "cpu" else _BLOCK
     block = max(numbers // (len(grid) * logits.shape[-1]), 1)  # rows
     for first in range(0, len(logits), block):
@@ -73,8 +74,8 @@ def temperature_tables(logits: Tensor) -> tuple[Tensor, Tensor]:
         weight = (rows[:, None] * exponent).exp2_()  # [rows, 20, V]
         total[first : first + block] = weight.sum(-1)
         moment[first : first + block] = (weight @ rows[:, :, None])[:, :, 0]
-    peak = peak.double()
-    return total.double().log() + peak / grid, moment.double() / total.double() + peak
+    total, moment, peak = (part.cpu().double() for part in (total, moment, peak))
+    return total.log() + peak / grid, moment / total + peak
 
 
 def _argmax_first(ids: Tensor, argmax: Tensor) -> Tensor:

@@ -134,6 +134,12 @@ class Backbone:
             return Forward(*self.static.run(tokens, depth, block, cache))
         return self.verify_eagerly(tokens, depth, block, cache)
 
+    def ready(self, cache: TreeCache, rows: int) -> None:
+        """Prepare what the first `verify` of so many rows on this cache would otherwise take time for. What lies behind
+        the prefix is lost."""
+        if self.static and isinstance(cache, StaticCache):
+            self.static.ready(cache, rows)
+
     def verify_eagerly(self, tokens: Tensor, depth: Tensor, block: Tensor, cache: TreeCache) -> Forward:
         """`verify` with shapes that follow the tree and the prefix."""
         cache.reserve(len(tokens))
@@ -229,18 +235,19 @@ class Backbone:
 
 
 def load(folder: str | Path, placement: Placement, name: str = "", attention: str | None = None, packed: bool = True,
-         adapter: str | Path | None = None, compiled: bool = False) -> Backbone:
+         adapter: str | Path | None = None, compiled: bool = False, heads: int = 0) -> Backbone:
     """Load a backbone from its folder, and check that it can run trees. Raises BackboneError or AdapterError.
 
     `adapter` is the folder of a LoRA adapter to merge into the weights (Medusa-2). `packed` lays fp32 linears out for
     a CPU's inference where that is faster, and steps on CUDA run in static buffers, `compiled` if asked; without it the
-    model is as transformers made it, and can be trained, copied and moved.
+    model is as transformers made it, and can be trained, copied and moved. `heads` are numbers of Medusa heads, for
+    which there must be room.
     """
     name = name or str(folder)
     if adapter is not None and placement.quantised:
         raise BackboneError(f"{name} has an adapter, which cannot be merged into {placement.quantised} weights: choose "
                             "--dtype bf16.")
-    model = placing.load_model(folder, placement, name, attention)
+    model = placing.load_model(folder, placement, name, attention, heads)
     if adapter is not None:
         model = adapters.merge(model, adapter)
     backbone = Backbone(model, placement, name)

@@ -10,8 +10,6 @@ import torch
 from medusa_viz.models.memory import QUANTISED
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-
-
 QUANTISER = "bitsandbytes==0.50.2"
 
 
@@ -41,7 +39,7 @@ class Placement:
         """Name of the card, or `CPU` with the number of threads."""
         if self.device.type == "cuda":
             return torch.cuda.get_device_name(self.device)
-        return f"{self.device.type.upper()}, {self.threads} threads"
+        return f"{self.device.type.upper()}, {self.threads} thread{'s' * (self.threads > 1)}"
 
 
 def choose(device: str = "auto", dtype: str = "auto") -> Placement:
@@ -55,12 +53,29 @@ def choose(device: str = "auto", dtype: str = "auto") -> Placement:
     chosen = _device(device)
     if dtype in QUANTISED:
         _check_quantiser(chosen, dtype)
-        return Placement(chosen, torch.bfloat16, "; ".join([*reasons, f"{dtype} as asked, computing in bf16"]), dtype)
-    if dtype == "auto":
-        dtype = "bf16" if chosen.type == "cuda" else "fp32"
-        reasons.append("bf16 halves the bytes a CUDA step reads" if dtype == "bf16"
-                       else f"fp32 is exact and {'fastest' if chosen.type == 'cpu' else 'safe'} on {chosen.type}")
+        half = "fp16" if dtype == "8bit" else _half(chosen)  # 8-bit linears round what they get to fp16, whatever it is
+        return Placement(chosen, DTYPES[half], "; ".join([*reasons, f"{dtype} as asked, computing in {half}"]), dtype)
+    if dtype == "auto" and chosen.type == "cuda":
+        dtype = _half(chosen)
+        reasons.append(f"{dtype} halves the bytes a CUDA step reads"
+                       + ", and this card would only emulate bf16" * (dtype == "fp16"))
+    elif dtype == "auto":
+        dtype = "fp32"
+        reasons.append(f"fp32 is exact and {'fastest' if chosen.type == 'cpu' else 'safe'} on {chosen.type}")
     return Placement(chosen, DTYPES[dtype], "; ".join(reasons) or "as asked")
+
+
+def settle(device: torch.device) -> None:
+    """Wait until a card has done what this thread gave it; elsewhere there is nothing to wait for. Not for the whole
+    card: CUDA forbids that while another thread captures a graph."""
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()
+
+
+def _half(card: torch.device) -> str:
+    """The half precision that a card computes in: bf16, whose range is that of fp32, if the card has it."""
+    with torch.cuda.device(card):
+        return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
 
 
 def _check_quantiser(device: torch.device, dtype: str) -> None:

@@ -16,7 +16,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import httpx2
 from huggingface_hub import HfApi, constants, snapshot_download
 from huggingface_hub.errors import (
     DisabledRepoError,
@@ -32,6 +31,11 @@ from huggingface_hub.errors import (
 from tqdm import tqdm
 
 from medusa_viz.models.fetch import MARKER, Report
+
+try:
+    import httpx2 as httpx
+except ImportError:  # through which an older huggingface_hub speaks
+    import httpx
 
 SMALL = ["*.json", "*.jinja", "*.model", "*.txt"]  # configs, indices, tokenizers, templates
 INDICES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
@@ -54,7 +58,7 @@ def fetch(repository: str, patterns: list[str], report: Report | None = None) ->
     try:
         with _named():
             return Path(snapshot_download(repository, allow_patterns=patterns, tqdm_class=_bar(repository, report)))
-    except (OSError, ValueError, RuntimeError, httpx2.HTTPError) as error:
+    except (OSError, ValueError, RuntimeError, httpx.HTTPError) as error:
         raise HubError(sentence(error, repository)) from error
 
 
@@ -78,7 +82,7 @@ def names_in(repository: str, name: str) -> list[str] | None:
     try:
         with _named():
             return list(HfApi().parse_safetensors_file_metadata(repository, name).tensors)
-    except (OSError, ValueError, RuntimeError, httpx2.HTTPError, SafetensorsParsingError):
+    except (OSError, ValueError, RuntimeError, httpx.HTTPError, SafetensorsParsingError):
         return None
 
 
@@ -131,12 +135,12 @@ def sentence(error: BaseException, repository: str) -> str:
         return f"{repository} lacks a file that it should hold ({_first_line(error)})."
     if is_any(OfflineModeIsEnabled):
         return f"{repository} is not in this machine's cache, and HF_HUB_OFFLINE forbids asking the hub for it."
-    if is_any(httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.ProxyError):
+    if is_any(httpx.ConnectError, httpx.ConnectTimeout, httpx.ProxyError):
         return f"{repository} is not in this machine's cache, and the hub cannot be reached from here."
     if is_any(HfHubHTTPError):
         status = next(cause for cause in causes if isinstance(cause, HfHubHTTPError)).response.status_code
         return f"The hub refused {repository} (HTTP status {status}): try again later."
-    if is_any(httpx2.HTTPError, ConnectionError) or "Consistency check failed" in str(error):
+    if is_any(httpx.HTTPError, ConnectionError) or "Consistency check failed" in str(error):
         return (f"The download of {repository} was interrupted; what has arrived is kept: start again and it goes on "
                 "from there.")
     return f"{repository} could not be had from the hub ({_first_line(error)})."
@@ -174,6 +178,6 @@ def _bar(repository: str, report: Report | None) -> type[tqdm]:
         def display(self, *args, **kwargs) -> None:
             if report and self.unit == "B" and self.total:
                 done = min(self.n, self.total)
-                report("fetch", done / self.total, f"{repository}: {done / 1e6:,.0f} of {self.total / 1e6:,.0f} MB")
+                report("hub", done / self.total, f"{repository}: {done / 1e6:,.0f} of {self.total / 1e6:,.0f} MB")
 
     return Bar

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -13,7 +13,7 @@ from transformers.utils import logging
 
 from medusa_viz.models import memory
 from medusa_viz.models.device import Placement
-from medusa_viz.models.memory import BYTES, QUANTISED, Footprint, gb
+from medusa_viz.models.memory import BYTES, CACHED_TOKENS, QUANTISED, Footprint, gb
 
 
 class BackboneError(ValueError):
@@ -30,6 +30,7 @@ class Outline:
     hidden_size: int
     vocab_size: int
     footprint: Footprint
+    """Of the weights and the cache of one session."""
 
 
 def outline(folder: str | Path) -> Outline:
@@ -47,16 +48,20 @@ def outline(folder: str | Path) -> Outline:
     linears = sum(module.weight.numel() for module in model.modules()
                   if isinstance(module, torch.nn.Linear) and module is not head)
     total = sum(parameter.numel() for parameter in model.parameters())
-    return Outline(config, model, head.weight.shape[1], head.weight.shape[0], Footprint(linears, total - linears))
+    footprint = Footprint(linears, total - linears, _cached(config.get_text_config()))
+    return Outline(config, model, head.weight.shape[1], head.weight.shape[0], footprint)
 
 
-def load_model(folder: str | Path, placement: Placement, name: str, attention: str | None = None) -> PreTrainedModel:
-    """The model on its device, every weight from its files. Raises BackboneError, for what does not fit before any
-    weight is read."""
-    sizes = outline(folder)
-    check_fit(sizes.footprint, placement, name)
+def load_model(folder: str | Path, placement: Placement, name: str, attention: str | None = None, heads: int = 0
+               ) -> PreTrainedModel:
+    """The model on its device, every weight from its files. `heads` are the numbers of the Medusa heads that go there
+    too. Raises BackboneError, for what does not fit before any weight is read."""
+    needed = outline(folder).footprint
+    if placement.device.type != "cpu":  # where heads lie already
+        needed = replace(needed, beside=needed.beside + heads)
+    check_fit(needed, placement, name)
     arguments = {"dtype": placement.dtype, "attn_implementation": attention,
-                 "device_map": device_map(sizes.footprint, placement), "quantization_config": quantiser(placement)}
+                 "device_map": device_map(needed, placement), "quantization_config": quantiser(placement)}
     with _one_sentence(folder), _quiet():
         model, info = AutoModelForCausalLM.from_pretrained(
             folder, output_loading_info=True,
@@ -68,7 +73,7 @@ def load_model(folder: str | Path, placement: Placement, name: str, attention: s
 
 
 def check_fit(footprint: Footprint, placement: Placement, name: str) -> None:
-    """Refuse weights that are larger than what is free, with what would fit."""
+    """Refuse what is larger than what is free, with what would fit."""
     dtype = placement.dtype_name
     if placement.device.type not in ("cpu", "cuda") or dtype not in BYTES:
         return
@@ -93,6 +98,26 @@ def device_map(footprint: Footprint, placement: Placement) -> str | dict[str, st
             return "auto"
         return {"": "cuda:0"}
     return {"": str(device)}
+
+
+def spilled(model: PreTrainedModel, placement: Placement) -> str:
+    """What accelerate put elsewhere since the cards were full, in words; empty where all of the model lies on them."""
+    places = [str(place) for place in (getattr(model, "hf_device_map", None) or {}).values()]
+    slow = [place for place in places if place in ("cpu", "disk")]
+    if placement.device.type != "cuda" or not slow:
+        return ""
+    where = {"cpu": "the machine's memory", "disk": "the disk"}
+    return (f"{len(slow)} of {len(places)} parts of the backbone found no room on the cards and lie in "
+            f"{' and on '.join(where[place] for place in sorted(set(slow)))}: every step waits for them")
+
+
+def _cached(config: PretrainedConfig) -> int:
+    """Numbers in the cache of one session, about: some models keep fewer of a token."""
+    heads = config.num_attention_heads
+    size = getattr(config, "head_dim", None) or config.hidden_size // heads
+    tokens = min(CACHED_TOKENS, getattr(config, "max_position_embeddings", None) or CACHED_TOKENS)
+    key_heads = getattr(config, "num_key_value_heads", None) or heads
+    return tokens * memory.cached_per_token(config.num_hidden_layers, key_heads, size)
 
 
 def quantiser(placement: Placement) -> BitsAndBytesConfig | None:

@@ -6,15 +6,13 @@ Sizes are the models' own configs, so that memory is known before anything is fe
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from medusa_viz.models import memory
-from medusa_viz.models.memory import BYTES, QUANTISED, Footprint, gb
+from medusa_viz.models.memory import CACHED_TOKENS, Footprint, cached_per_token, gb
 
 TEMPLATES = Path(__file__).resolve().parents[2] / "assets" / "templates"
-CACHED_TOKENS = 2048
-"""Tokens of the key-value cache that `need` counts; one session's."""
 
 
 @dataclass(frozen=True)
@@ -37,8 +35,7 @@ class Sizes:
 
     @property
     def cached_per_token(self) -> int:
-        """Numbers that the key-value cache keeps of one token."""
-        return 2 * self.layers * self.hidden // self.attention_heads * self.key_heads
+        return cached_per_token(self.layers, self.key_heads, self.hidden // self.attention_heads)
 
 
 @dataclass(frozen=True)
@@ -71,9 +68,8 @@ class Published:
 
     def need(self, dtype: str) -> float:
         """Bytes of backbone, heads and the cache of one session, `--dtype` as asked."""
-        compute = BYTES["bf16" if dtype in QUANTISED else dtype]
-        return (self.sizes.footprint.bytes(dtype)
-                + compute * (self.head_parameters + CACHED_TOKENS * self.sizes.cached_per_token))
+        beside = self.head_parameters + CACHED_TOKENS * self.sizes.cached_per_token
+        return replace(self.sizes.footprint, beside=beside).bytes(dtype)
 
 
 _LLAMA_7B = Sizes(32, 4096, 11008, 32000, 32, 32)

@@ -13,23 +13,25 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.cache_utils import Cache, CacheLayerMixin
 from transformers.masking_utils import eager_mask
 
-from medusa_viz.models.backbone import Backbone
+from medusa_viz.models.backbone import Backbone, tolerance
 from medusa_viz.models.cache import TreeCache
 from medusa_viz.models.copies import own_copy
 
 GROUPED = "medusa_viz_grouped"
+_NOT_GROUPED = ("softcap", "s_aux", "position_bias")  # in half precision a wrong logit may pass for a rounded one
 BLOCK = 64  # cache rows are made, and attention windows widened, in blocks of this many positions
-AGREEMENT = 1e-3  # of the largest logit: grouped attention against the model's own
 
 
 def grouped_attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor,
-                      scaling: float | None = None, dropout: float = 0.0, **_) -> tuple[Tensor, None]:
+                      scaling: float | None = None, dropout: float = 0.0, **others: object) -> tuple[Tensor, None]:
     """Attention of query [B, H, T, D] over key and value [B, G, S, D], with an additive mask [B, 1, T, S].
 
     The H/G query heads of a key head become rows of one product, so no key is repeated. With one query per text, two
     batched products are about as fast on a CPU as the fused kernel over grouped heads; and unlike there, a row comes
     out the same, bit for bit, whatever rows stand beside it and however far the window is padded.
     """
+    if more := [name for name in _NOT_GROUPED if others.get(name) is not None]:
+        raise ValueError(f"knows no {more[0]}")
     rows, heads, length, size = query.shape
     groups = key.shape[1]
     stacked = (query * (size**-0.5 if scaling is None else scaling)).reshape(rows, groups, -1, size)
@@ -65,7 +67,7 @@ class _RowLayer(CacheLayerMixin):
         """Write one position per row; return views of the rows in use, up to the window."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        positions, window = self.owner.positions, self.owner.window
+        positions, window = self.owner.positions.to(self.keys.device), self.owner.window  # layers may lie apart
         row = torch.arange(len(positions), device=positions.device)
         self.keys[row, :, positions] = key_states[:, :, 0]
         self.values[row, :, positions] = value_states[:, :, 0]
@@ -155,7 +157,7 @@ class RowBackbone(Backbone):
         }
         # Rows inside their prompt want no logits, and the LM head is a fifth of a small model.
         rows = torch.tensor(wanted, device=self.device)
-        handle = self.lm_head.register_forward_pre_hook(lambda _, inputs: (inputs[0][rows],))
+        handle = self.lm_head.register_forward_pre_hook(lambda _, inputs: (inputs[0][rows.to(inputs[0].device)],))
         try:
             return self.model(**arguments).logits[:, -1]
         finally:
@@ -170,8 +172,8 @@ class RowBackbone(Backbone):
         return self.additive(seen)[:, None, None]
 
     def _choose_attention(self, backbone: Backbone) -> str:
-        """Grouped attention if the logits of a short text stay the model's own (soft caps and sinks, for example,
-        are not in it); else what the model came with. Says which, and why."""
+        """Grouped attention if the logits of a short text stay the model's own, but for rounding; else what the model
+        came with. Says which, and why."""
         own = self.config._attn_implementation
         ids = torch.tensor([[token % self.vocab_size for token in (11, 7, 5, 3, 2, 13)]], device=self.device)
         with torch.inference_mode():
@@ -179,7 +181,7 @@ class RowBackbone(Backbone):
             try:
                 self.model.set_attn_implementation(GROUPED)
                 error = (self.model(input_ids=ids, use_cache=False).logits.float() - expected).abs().max()
-                if error <= AGREEMENT * expected.abs().max():
+                if error <= tolerance(self.placement.dtype) * expected.abs().max():
                     return "grouped attention"
                 reason = "changes this model's logits"
             except (RuntimeError, TypeError, ValueError) as fault:

@@ -43,19 +43,25 @@ class Source:
     """Spec of the tree to draft with where nobody names one."""
 
 
+def title_of(model: str) -> str:
+    """What a model of this name is called."""
+    known = PRESETS.get(model) or PUBLISHED.get(model)
+    return known.title if known else Path(model).name
+
+
 def find(model: str, report: Report) -> Source:
     """The model of this name. Raises ValueError or RuntimeError whose text is one sentence."""
     if preset := PRESETS.get(model):
-        return Source(ensure_model(preset, report), preset.title, str(heads_folder(preset)))
+        return Source(ensure_model(preset, report), title_of(model), str(heads_folder(preset)))
     if published := PUBLISHED.get(model):
-        return Source(hub.small_files(published.backbone), published.title, published.heads, published.backbone,
+        return Source(hub.small_files(published.backbone), title_of(model), published.heads, published.backbone,
                       published.chat_template, published.tree)
     if hub.is_id(model):
-        return Source(hub.small_files(model), Path(model).name, model, model)
+        return Source(hub.small_files(model), title_of(model), model, model)
     if not Path(model).exists():
         raise SourceError(f"{model} is no folder here, no hub id (owner/name) and none of the models that "
                           "`python -m medusa_viz models` lists.")
-    return Source(Path(model), Path(model).name, model)
+    return Source(Path(model), title_of(model), model)
 
 
 def fetch_weights(source: Source, report: Report) -> None:

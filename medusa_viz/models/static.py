@@ -8,8 +8,9 @@ size, with kernels that torch.compile fused where it can, and replayed after tha
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from medusa_viz.models import memory
 from medusa_viz.models.cache import TreeCache
 from medusa_viz.models.copies import own_copy
 from medusa_viz.models.packed import relative_error
@@ -25,11 +27,10 @@ from medusa_viz.models.slab import Slab, Slabs, StaticCache
 if TYPE_CHECKING:
     from medusa_viz.models.backbone import Backbone
 
-SIZES = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
-"""Rows of a step, root included; above the last, its multiples."""
-ROOM = 64  # rows of a new cache beyond what is asked for: what padding adds to a tree of up to 191 nodes
+ROOM = 64  # rows of a new cache beyond what is asked for: padding adds fewer to any tree
 WARM_UPS = 2  # before a capture, so that kernels are chosen and workspaces made
 NO_CARD = "eager (--compile is for CUDA cards and changes nothing on {})"
+EIGHT_BIT = "eager (8-bit linears ask the host)"  # each of them, where its outliers lie
 
 Step = Callable[[], tuple[Tensor, Tensor]]
 """Runs on static buffers alone; hidden [rows, d] and logits [rows, V]."""
@@ -43,10 +44,12 @@ class Captured(Protocol):
 
 
 def padded(rows: int) -> int:
-    """The size that this many rows are padded to."""
-    if rows > SIZES[-1]:
-        return -(-rows // SIZES[-1]) * SIZES[-1]
-    return SIZES[bisect_left(SIZES, rows)]
+    """The size that this many rows, root included, are padded to. Trees have 16, 32, 64, 128 nodes more often than
+    rows, so sizes lie just above such numbers too."""
+    if rows <= 4:
+        return 1 << (rows - 1).bit_length()
+    step = 8 if rows <= 72 else 16 if rows <= 144 else 32 if rows <= 288 else 64
+    return -(-rows // step) * step
 
 
 @dataclass
@@ -54,7 +57,8 @@ class Inputs:
     """What a step of one size reads; refilled in place."""
 
     tokens: Tensor
-    """int64 [size]"""
+    """int64 [size]; a padded row is the root once more, so that no step depends on the one before: where a linear looks
+    at all rows together, what an earlier tree left there would count."""
     depth: Tensor
     """int64 [size]"""
     sees: Tensor
@@ -74,6 +78,7 @@ class Inputs:
         """Take over a tree as `Backbone.verify` gets it."""
         rows = len(tokens)
         self.tokens[:rows] = tokens
+        self.tokens[rows:] = tokens[:1]
         self.length.fill_(length)
         if self.tree is not None and self.tree[0] is depth and self.tree[1] is block:
             return
@@ -134,16 +139,31 @@ class StaticStep:
     @torch.inference_mode()
     def run(self, tokens: Tensor, depth: Tensor, block: Tensor, cache: StaticCache) -> tuple[Tensor, Tensor]:
         """`Backbone.verify`: hidden [rows, d] and logits [rows, V]."""
-        rows, size = len(tokens), padded(len(tokens))
+        rows = len(tokens)
+        slab, inputs = self._place(cache, rows)
+        inputs.fill(tokens, depth, block, cache.length)
+        with _giving_way(slab):
+            graph = self._graph(slab, inputs, cache.length)
+            hidden, logits = graph.replay() if graph else self._run(inputs, slab.slots)
+        return hidden[:rows], logits[:rows]
+
+    @torch.inference_mode()
+    def ready(self, cache: StaticCache, rows: int) -> None:
+        """Make room for a tree of so many rows, and its graph where graphs are captured, so that its first step takes
+        no longer than the next ones. What lies behind the prefix is lost."""
+        slab, inputs = self._place(cache, rows)
+        with _giving_way(slab):
+            self._graph(slab, inputs, cache.length)
+
+    def _place(self, cache: StaticCache, rows: int) -> tuple[Slab, Inputs]:
+        """The cache's slab, with room for so many rows, and what a step of their size reads."""
+        size = padded(rows)
         cache.reserve(size)
         slab = cache.slab
         slab.clear_behind(cache.length + size)
         if size not in slab.steps:
             slab.steps[size] = Inputs.of_size(size, self._device)
-        inputs = slab.steps[size]
-        inputs.fill(tokens, depth, block, cache.length)
-        hidden, logits = self._replay(slab, inputs) if self._capture else self._run(inputs, slab.slots)
-        return hidden[:rows], logits[:rows]
+        return slab, slab.steps[size]
 
     def _run(self, inputs: Inputs, slots: Any) -> tuple[Tensor, Tensor]:
         """The forward, on static buffers alone."""
@@ -159,18 +179,19 @@ class StaticStep:
                              **{self._cache_argument: slots}).logits
         return self._tap.seen[0], logits[0]
 
-    def _replay(self, slab: Slab, inputs: Inputs) -> tuple[Tensor, Tensor]:
-        """Replay this size's graph, captured at its first use; where that fails, go on with what works."""
+    def _graph(self, slab: Slab, inputs: Inputs, length: int) -> Captured | None:
+        """This size's graph, captured when it is first asked for, with what works; None where nothing does. A card that
+        is full now may have room later, so that gives nothing up."""
         size = inputs.tokens.shape[0]
-        while self._capture:
+        while self._capture and size not in slab.graphs:
+            inputs.length.fill_(length)  # a capture warms up, and so writes behind the prefix
             try:
-                if size not in slab.graphs:
-                    run = self._compiled or self._run
-                    slab.graphs[size] = self._capture(partial(run, inputs, slab.slots))
-                return slab.graphs[size].replay()
+                slab.graphs[size] = self._capture(partial(self._compiled or self._run, inputs, slab.slots))
             except Exception as error:  # torch.compile and capture raise many kinds; the run must go on
+                if memory.ran_out(error):
+                    raise
                 self._give_up(error)
-        return self._run(inputs, slab.slots)
+        return slab.graphs[size] if self._capture else None
 
     def _give_up(self, error: Exception) -> None:
         """First on compiled kernels, then on graphs."""
@@ -179,6 +200,18 @@ class StaticStep:
             self._compiled = None
         else:
             self._capture = None
+
+
+@contextmanager
+def _giving_way(slab: Slab) -> Iterator[None]:
+    """Where the card runs out of memory, give back what this slab's graphs hold; the next step captures them anew."""
+    try:
+        yield
+    except Exception as error:
+        if memory.ran_out(error):
+            slab.graphs.clear()
+            memory.give_back()
+        raise
 
 
 class _Tap(nn.Module):
@@ -199,37 +232,42 @@ class _Tap(nn.Module):
 
 
 class CudaGraphs:
-    """Captures steps on one card. All graphs share one pool of memory, since their results are copied out at once."""
+    """Captures steps on one card, one at a time in the whole process. All graphs share one pool of memory, since their
+    results are copied out at once, and the stream that goes with it."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
+        self._beside: torch.cuda.Stream | None = None
         self._anchor: torch.cuda.CUDAGraph | None = None  # holds the pool, however many graphs come and go
 
     def __call__(self, step: Step) -> Captured:
-        with torch.cuda.device(self._device):
+        with memory.capturing, torch.cuda.device(self._device):
             before = torch.cuda.current_stream()
             try:
                 if self._anchor is None:
-                    anchor = torch.cuda.CUDAGraph()
-                    with torch.cuda.graph(anchor, capture_error_mode="thread_local"):
+                    self._beside, anchor = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+                    with _capture_of(anchor, self._beside):
                         torch.zeros(1, device=self._device)
                     self._anchor = anchor
-                return _CudaGraph(step, self._anchor.pool())
+                return _CudaGraph(step, self._beside, self._anchor.pool())
             finally:
                 torch.cuda.set_stream(before)  # a capture that fails leaves its own stream behind
 
 
+def _capture_of(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream, pool: Any = None) -> torch.cuda.graph:
+    """thread_local: another thread may free a closed session's tensors meanwhile."""
+    return torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local")
+
+
 class _CudaGraph:
-    def __init__(self, step: Step, pool: Any) -> None:
-        beside = torch.cuda.Stream()
+    def __init__(self, step: Step, beside: torch.cuda.Stream, pool: Any) -> None:
         beside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(beside):
             for _ in range(WARM_UPS):
                 step()
         torch.cuda.current_stream().wait_stream(beside)
         self._graph = torch.cuda.CUDAGraph()
-        # thread_local: another thread may free a closed session's tensors meanwhile
-        with torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"):
+        with _capture_of(self._graph, beside, pool):
             self._hidden, self._logits = step()
 
     def replay(self) -> tuple[Tensor, Tensor]:
@@ -238,8 +276,10 @@ class _CudaGraph:
 
 
 def fused(step: Callable) -> Callable:
-    """Kernels fused by torch.compile, once for all sizes; the graph is ours, so no mode of its own."""
-    return torch.compile(step, fullgraph=True, dynamic=True)
+    """Kernels fused by torch.compile, once for all sizes; the graph is ours, so no mode of its own. Every model's are
+    counted apart, where this torch can: it compiles no function more than a few times."""
+    apart = {"isolate_recompiles": True} if "isolate_recompiles" in inspect.signature(torch.compile).parameters else {}
+    return torch.compile(step, fullgraph=True, dynamic=True, **apart)
 
 
 def fitting(backbone: Backbone, compiled: bool, tolerance: float) -> tuple[StaticStep | None, str]:
@@ -247,6 +287,8 @@ def fitting(backbone: Backbone, compiled: bool, tolerance: float) -> tuple[Stati
     words why steps are eager where they are."""
     if backbone.device.type != "cuda":
         return None, NO_CARD.format(backbone.device.type) if compiled else "eager"
+    if backbone.placement.quantised == "8bit":
+        return None, EIGHT_BIT
     if len({parameter.device for parameter in backbone.model.parameters()}) > 1:
         return None, "eager (layers lie on several devices)"
     try:

@@ -11,6 +11,8 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 
+from medusa_viz.models import memory
+
 
 class WorkerClosed(RuntimeError):
     """The worker takes no more jobs."""
@@ -100,5 +102,5 @@ class Worker:
             try:
                 future.set_result(job())
             except BaseException as error:  # handed to whoever waits for the future, whatever it is
-                future.set_exception(error)
+                future.set_exception(memory.spoken(error))
         return True

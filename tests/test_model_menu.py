@@ -37,6 +37,8 @@ def serving(folders, monkeypatch, locked=False, free=7e9):
     sessions = hosts.Sessions(options, locked=locked)
     sessions._opening = None
     sessions.host.load()
+    for token in ("one", "two"):
+        sessions.act(token, "hello", {})  # as every page does first
     return SimpleNamespace(
         sessions=sessions, host=sessions.host, menu=lambda: json.loads(sessions.models("one")),
         act=lambda action, token="one", **payload: json.loads(sessions.act(token, action, payload)))

@@ -100,7 +100,7 @@ def _write(engine: Engine, asked: list[Prompt], settings: DistilSettings, name: 
 
 def _measure(options: argparse.Namespace, engine: Engine, replies: Replies, more: dict) -> None:
     """`more` are facts to keep with the table."""
-    from medusa_viz.tuning import accuracy, ranking
+    from medusa_viz.tuning import accuracy, ranking, thresholds
 
     about = {**more, "heads": Path(engine.loaded.source).name, "replies": replies.name,
              "fingerprint": replies.fingerprint, "split": options.split, "draft_rows": engine.drafter.choices,
@@ -112,6 +112,9 @@ def _measure(options: argparse.Namespace, engine: Engine, replies: Replies, more
     options.out.parent.mkdir(parents=True, exist_ok=True)
     accuracy.save(options.out, known, measured, split=replies.split, kind=replies.kind, kinds=np.array(replies.kinds))
     print(report(measured, rates, len(replies), int(known.prompts.max()) + 1))
+    texts = [replies.sequence(i)[start:].tolist() for i, start in enumerate(replies.reply_start)]
+    distinct, repeated = thresholds.repetition(texts)
+    print(f"of these replies' 3-grams {distinct:.1%} are distinct, of their 4-grams {repeated:.1%} repeated")
     if known.about["perplexity"]:
         print(f"perplexity of the backbone on these replies: {known.about['perplexity']:.4f}")
     heat = ", ".join(f"{temperature:g}" for temperature in known.temperatures)

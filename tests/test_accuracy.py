@@ -244,6 +244,9 @@ def test_the_command_ranks_replies_and_says_what_it_found(command, tmp_path, cap
     assert known.p.shape == (*table.ranks.shape, 10) and len(known.temperatures) == 3
     shown = capsys.readouterr().out
     assert "bootstrap" in shown and "tokens per step" in shown and f"{table.lengths.sum() - 5:,}" in shown
+    texts = [replies.sequence(i)[start:].tolist() for i, start in enumerate(replies.reply_start)]
+    fours = [[tuple(text[at : at + 4]) for at in range(len(text) - 3)] for text in texts]
+    assert f"their 4-grams {1 - sum(map(len, map(set, fours))) / sum(map(len, fours)):.1%} repeated" in shown
     assert command.run("--replies", tmp_path / "r.npz", "--split", "held_out") == 0
     assert np.array_equal(accuracy.load(command.out).table.ranks, subset(table, replies.split == 1).ranks)
 

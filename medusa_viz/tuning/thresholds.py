@@ -118,10 +118,15 @@ def judging(backbone: Backbone, prompts: Sequence[Sequence[int]], texts: Sequenc
     for ids, text in zip(prompts, texts):
         total += surprise(backbone, ids, text, temperature) if text else 0.0
         yield Progress(len(texts), len(texts))
+    return Proxy(total / max(sum(map(len, texts)), 1), *repetition(texts))
+
+
+def repetition(texts: Sequence[Sequence[int]]) -> tuple[float, float]:
+    """Shares of distinct 3-grams and of repeated 4-grams within texts: the surer a model, the more it repeats itself,
+    and the better it is drafted."""
     threes, fours = ([grams(text, n) for text in texts] for n in (3, 4))
-    distinct, repeated = _share(threes, lambda of_text: len(set(of_text))), _share(
-        fours, lambda of_text: len(of_text) - len(set(of_text)))
-    return Proxy(total / max(sum(map(len, texts)), 1), distinct, repeated)
+    return (_share(threes, lambda of_text: len(set(of_text))),
+            _share(fours, lambda of_text: len(of_text) - len(set(of_text))))
 
 
 def _share(of_texts: Sequence[list[tuple]], count: Callable[[list[tuple]], int]) -> float:

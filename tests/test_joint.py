@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 
 from medusa_viz.decoding.settings import SettingsError
 from medusa_viz.models import adapter, backbone, checkpoints, device
+from medusa_viz.models.beside import RANKS_NAME
 from medusa_viz.models.heads import MedusaHeads
 from medusa_viz.training import evaluate, hidden, joint, objectives, recipe
 from medusa_viz.training.joint import JointTask
@@ -221,7 +222,7 @@ def test_a_second_stage_that_ends_before_its_first_pass_leaves_the_scored_heads_
     said = r"the heads of stage 1, pass \d are kept\.$" if fault else "--resume goes on"
     with pytest.raises(TrainingError, match=said):
         recipe.run(job)
-    assert kept_in(job.out) == before and accuracy.RANKS_NAME in before and not adapter.is_adapter(job.out)
+    assert kept_in(job.out) == before and RANKS_NAME in before and not adapter.is_adapter(job.out)
     assert checkpoints.load(job.out, WIDTH, VOCAB).config.accuracy
 
 
@@ -238,7 +239,7 @@ def test_the_second_stage_starts_from_the_heads_that_the_first_kept(tmp_path, mo
     recipe.run(job)
     (weight, kept), = seen
     assert kept.config.trained["passes_done"] == 1 and torch.equal(weight, kept.module.weight)
-    assert accuracy.load(job.out / accuracy.RANKS_NAME).about["own_text"] is False
+    assert accuracy.load(job.out / RANKS_NAME).about["own_text"] is False
 
 
 @pytest.mark.parametrize(("passes", "kept"), [

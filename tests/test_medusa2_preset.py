@@ -51,8 +51,7 @@ def test_the_backbone_stays_near_the_original_on_its_held_out_replies(engine, mo
     some = replies.select(chosen)
     original = backbones.load(model_folder, device.choose("cpu", "fp32"), "original")
     before, after = (_perplexity(backbone, engine, some) for backbone in (original, engine.backbone))
-    assert 1 < after < 1.06 * before  # at most 1.03 over all 64 replies; eight of them scatter
-    assert after != before
+    assert 1 < before < after < 1.06 * before  # 1.03 over all 64 replies; eight of them scatter
 
 
 def _perplexity(backbone, engine, replies) -> float:

@@ -12,6 +12,7 @@ import torch
 
 from medusa_viz.decoding.settings import SettingsError
 from medusa_viz.models import backbone, checkpoints
+from medusa_viz.models.beside import RANKS_NAME
 from medusa_viz.models.device import Placement
 from medusa_viz.models.heads import Drafter
 from medusa_viz.training import commands, data, evaluate, heads_task, hidden, objectives, recipe
@@ -182,7 +183,7 @@ def test_a_run_leaves_heads_that_load_and_a_backbone_that_is_bit_identical(tmp_p
     assert loaded.report.notices == [] and loaded.report.unused == []
     assert len(loaded.config.accuracy) == HEADS and all(len(row) == 10 for row in loaded.config.accuracy)
     assert loaded.config.trained["passes_done"] == 3 and {0, 1} <= set(loaded.module.draft_ids.tolist())
-    known = accuracy.load(job.out / accuracy.RANKS_NAME)  # of the greedy held-out replies, and of these heads
+    known = accuracy.load(job.out / RANKS_NAME)  # of the greedy held-out replies, and of these heads
     greedy = (job.replies.split == 1) & (job.replies.temperature == 0)
     assert known.table.lengths.sum() == job.replies.select(greedy).is_reply.sum()
     assert calibration.known_of(str(job.out), loaded.module) is not None

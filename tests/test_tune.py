@@ -14,12 +14,13 @@ from tiny import backbone, plain_greedy, prompt, random_drafter
 from medusa_viz import cli
 from medusa_viz.decoding.tree import dense
 from medusa_viz.models import checkpoints
+from medusa_viz.models.beside import RANKS_NAME, heads_fingerprint
 from medusa_viz.models.checkpoints import HeadsConfig
 from medusa_viz.training import own_text
 from medusa_viz.tuning import accuracy, latency, measure_latency, tune_report
 from medusa_viz.tuning import calibration as calibrations
 from medusa_viz.tuning.builders import sparse
-from medusa_viz.tuning.calibration import calibrating, heads_fingerprint, known_of
+from medusa_viz.tuning.calibration import calibrating, known_of
 from medusa_viz.tuning.formats import FORMATS, read
 from medusa_viz.tuning.jobs import finish
 from medusa_viz.tuning.published_trees import published
@@ -135,12 +136,12 @@ def test_heads_are_judged_on_text_that_their_own_backbone_writes(engine, tmp_pat
 def test_figures_of_the_original_backbones_text_are_said_to_be_that(engine, ranks, capsys):
     known = accuracy.load(ranks)
     other = replace(known, about=known.about | {"own_text": False, "split": "all"})
-    accuracy.save(engine.heads / accuracy.RANKS_NAME, other, accuracy.accuracy(other.table))
+    accuracy.save(engine.heads / RANKS_NAME, other, accuracy.accuracy(other.table))
     assert cli.main(["tune"]) == 0
     assert "note: replayed figures are of text that the original backbone wrote" in capsys.readouterr().err
     assert cli.main(["tune", "--ranks", str(ranks)]) == 0
     assert "original backbone" not in capsys.readouterr().err
-    assert cli.main(["tune", "--ranks", str(engine.heads / accuracy.RANKS_NAME)]) == 0
+    assert cli.main(["tune", "--ranks", str(engine.heads / RANKS_NAME)]) == 0
     assert "ranks held-out replies too" in capsys.readouterr().err
 
 
@@ -193,7 +194,7 @@ def test_a_table_of_other_heads_is_refused_or_noted(engine, ranks, tmp_path, cap
 def test_a_rank_table_beside_the_heads_is_theirs_only_while_they_stay(engine, ranks):
     source, module = engine.loaded.source, engine.drafter.module
     assert known_of(source, module) is None
-    (engine.heads / accuracy.RANKS_NAME).write_bytes(ranks.read_bytes())
+    (engine.heads / RANKS_NAME).write_bytes(ranks.read_bytes())
     assert known_of(source, module).about["heads_fingerprint"] == heads_fingerprint(module)
     assert known_of(str(engine.heads / checkpoints.WEIGHTS_NAME), module) is not None
     tree = cli.tree_from("joint:6", engine)

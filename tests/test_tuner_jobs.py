@@ -11,6 +11,7 @@ from tiny_page import token_file, until
 from tiny_tuner import done, fact, first, part, saved, serving
 
 from medusa_viz.decoding.tree import dense
+from medusa_viz.models.beside import RANKS_NAME
 from medusa_viz.training import own_text
 from medusa_viz.tuning import accuracy
 from medusa_viz.tuning.jobs import Progress
@@ -223,7 +224,7 @@ def test_calibrating_reads_the_training_half_of_the_shipped_replies(page, monkey
 
 def test_the_users_own_calibration_counts_before_the_table_beside_the_heads(page):
     engine = page.host.model.engine
-    beside = Path(engine.loaded.source) / accuracy.RANKS_NAME
+    beside = Path(engine.loaded.source) / RANKS_NAME
     done(page, "calibrate")
     kept, _ = tuner_work.stored(engine, {})
     other = replace(kept, about=kept.about | {"replies": "held out", "own_text": False})

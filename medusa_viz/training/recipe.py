@@ -17,6 +17,7 @@ from accelerate.utils import broadcast, broadcast_object_list
 from medusa_viz.models import checkpoints
 from medusa_viz.models.adapter import is_adapter
 from medusa_viz.models.backbone import Backbone
+from medusa_viz.models.beside import RANKS_NAME, heads_fingerprint
 from medusa_viz.models.heads import MedusaHeads
 from medusa_viz.training import card, data, evaluate
 from medusa_viz.training.data import HELD_OUT, TRAIN, Labels, Replies
@@ -28,8 +29,8 @@ from medusa_viz.training.run_folder import TrainingError, checkpoint_of, stored_
 from medusa_viz.training.settings import JointSettings, TrainSettings
 from medusa_viz.training.teacher import teach
 from medusa_viz.training.trainer import Diverged, Trainer
-from medusa_viz.tuning.accuracy import RANKS_NAME, Calibration, accuracy, save
-from medusa_viz.tuning.calibration import heads_fingerprint, prompt_of
+from medusa_viz.tuning.accuracy import Calibration, accuracy, save
+from medusa_viz.tuning.calibration import prompt_of
 from medusa_viz.tuning.replay import RankTable, subset
 
 TEACHER_WIDTH = 16  # likeliest tokens kept per soft target

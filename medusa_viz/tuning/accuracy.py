@@ -17,7 +17,6 @@ import numpy as np
 
 from medusa_viz.decoding.settings import MAX_RANKS
 from medusa_viz.decoding.tree import TreeShape
-from medusa_viz.models.beside import RANKS_NAME as RANKS_NAME
 from medusa_viz.tuning.builders import sparse
 from medusa_viz.tuning.replay import RankTable, scorable, steps_per_reply, subset
 

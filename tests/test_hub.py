@@ -2,6 +2,7 @@
 against a hub of our own."""
 
 import errno
+import gc
 import json
 
 import httpx2
@@ -76,6 +77,19 @@ def test_only_the_shards_with_heads_are_fetched_for_them(tmp_path, sharded, monk
         assert "model-1.safetensors" in sent and "photo.png" not in sent
     assert loaded.module.heads == 1
     assert reports and all(phase == "hub" and 0 <= share <= 1 and "a/model" in text for phase, share, text in reports)
+
+
+def test_a_fetch_that_ended_reports_nothing_more(tmp_path, heads, monkeypatch):
+    reports = []
+    gc.disable()
+    try:
+        with serve(monkeypatch, tmp_path, {"a/heads": heads}):
+            hub.fetch("a/heads", ["*"], lambda *call: reports.append(call))
+        at_end = len(reports)
+        gc.collect()  # closes the bars that huggingface_hub left open
+    finally:
+        gc.enable()
+    assert 0 < at_end == len(reports), "the page would show a download that never ends, and refuse every other model"
 
 
 def test_a_model_without_heads_is_refused_by_its_header(tmp_path, monkeypatch):

@@ -55,11 +55,14 @@ def is_id(source: str) -> bool:
 
 def fetch(repository: str, patterns: list[str], report: Report | None = None) -> Path:
     """Folder that holds the repository's files of these patterns, as far as it has any. Raises HubError."""
+    bar = _bar(repository, report)
     try:
         with _named():
-            return Path(snapshot_download(repository, allow_patterns=patterns, tqdm_class=_bar(repository, report)))
+            return Path(snapshot_download(repository, allow_patterns=patterns, tqdm_class=bar))
     except (OSError, ValueError, RuntimeError, httpx.HTTPError) as error:
         raise HubError(sentence(error, repository)) from error
+    finally:
+        bar.report = None  # the client leaves bars open: they draw once more when they are collected, at any time
 
 
 def small_files(repository: str) -> Path:
@@ -172,12 +175,15 @@ def _bar(repository: str, report: Report | None) -> type[tqdm]:
     """A progress bar that reports the bytes that arrived in place of drawing itself."""
 
     class Bar(tqdm):
+        report = None
+
         def __init__(self, *args, **kwargs) -> None:
             super().__init__(*args, **{**kwargs, "file": io.StringIO(), "leave": False})
 
         def display(self, *args, **kwargs) -> None:
-            if report and self.unit == "B" and self.total:
+            if (report := type(self).report) and self.unit == "B" and self.total:
                 done = min(self.n, self.total)
                 report("hub", done / self.total, f"{repository}: {done / 1e6:,.0f} of {self.total / 1e6:,.0f} MB")
 
+    Bar.report = report
     return Bar

@@ -7,12 +7,20 @@ import atexit
 import os
 import socket
 import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
-from medusa_viz.cli import add_model_options
+from medusa_viz.cli import Parser, UsageError, add_model_options, add_settings, settings_from
+from medusa_viz.decoding.settings import ServerLimits, SettingsError
+
+if TYPE_CHECKING:
+    from medusa_viz.ui.host import Host
 
 
-def main(arguments: list[str] | None = None, *, block: bool = True) -> str:
-    """Serve the page until it is interrupted; with `block=False`, as in a notebook, return its address at once."""
+def main(arguments: list[str] | None = None, *, block: bool = True,
+         functions: Callable[[Host], Sequence[Callable]] = lambda host: ()) -> str:
+    """Serve the page until it is interrupted; with `block=False`, as in a notebook, return its address at once.
+    `functions` makes what Gradio's clients can call beside it."""
     options = parse(arguments)
     check_address(options.host, options.port)
     quiet_network()
@@ -20,8 +28,8 @@ def main(arguments: list[str] | None = None, *, block: bool = True) -> str:
     from medusa_viz.ui.host import Sessions
 
     chosen = {name: getattr(options, name) for name in ("model", "heads", "device", "dtype", "compile")}
-    sessions = Sessions(chosen, locked=options.lock_model)
-    demo = page.build(sessions)
+    sessions = Sessions(chosen, locked=options.lock_model, limits=options.limits)
+    demo = page.build(sessions, functions=functions(sessions.host))
     print(f"Medusa-Viz: http://{options.host}:{options.port}", flush=True)
     sessions.load_in_background()
     if not block:
@@ -34,13 +42,20 @@ def main(arguments: list[str] | None = None, *, block: bool = True) -> str:
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="An interactive visual explorer for Medusa decoding.")
+    """The options, with `limits` among them; ends with one sentence where one cannot be taken."""
+    parser = Parser(prog="app.py", description="An interactive visual explorer for Medusa decoding.")
     add_model_options(parser)
     parser.add_argument("--lock-model", action="store_true", help="for public demos: visitors cannot switch model or "
                         "heads, start training, or name files of the server")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on; 0.0.0.0 for all")
     parser.add_argument("--port", type=int, default=7860, help="port to listen on")
-    return parser.parse_args(arguments)
+    add_settings(parser, ServerLimits)
+    try:
+        options = parser.parse_args(arguments)
+        options.limits = settings_from(options, ServerLimits)
+    except (UsageError, SettingsError) as error:
+        sys.exit(str(error))
+    return options
 
 
 def check_address(host: str, port: int) -> None:

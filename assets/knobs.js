@@ -52,6 +52,7 @@ export function createKnobs(app) {
       state.topS.forEach((wall) => wall.disable(knobs.disabled.top_s));
       showLock(lock, knobs);
       readout.textContent = knobs.readout;
+      parts.treeTitle.textContent = knobs.tree;
       reason.textContent = [...new Set(Object.values(knobs.disabled))].join(' ');
     },
     // How the move was answered, and how long from the hand to the screen.

@@ -96,9 +96,10 @@ function treePanel(parts, t) {
   parts.predict = h('input', { type: 'checkbox', id: 'predict' });
   parts.verify = h('button', { id: 'verify', class: 'mv-action', hidden: true, 'aria-describedby': 'headline' });
   parts.sentence = h('p', { class: 'mv-sentence' });
+  parts.treeTitle = h('h2', {}, t('ui.tree'));
   parts.tree = h('div', { id: 'tree', class: 'mv-tree', tabindex: -1 }, parts.treePlot, parts.overlay, parts.outline);
   return h('section', { class: 'mv-panel mv-tree-panel', 'data-panel': 'tree', 'aria-label': t('ui.tree') },
-    h('div', { class: 'mv-panel-head' }, h('h2', {}, t('ui.tree')), legend(t), h('span', { class: 'mv-showing' }, t('ui.showing_a')),
+    h('div', { class: 'mv-panel-head' }, parts.treeTitle, legend(t), h('span', { class: 'mv-showing' }, t('ui.showing_a')),
       parts.verify,
       h('label', { class: 'mv-predict', title: t('ui.predict_hint') }, parts.predict, t('ui.predict')), parts.drawer),
     parts.tree, parts.sentence);

@@ -1,7 +1,7 @@
 // The menu beside the model's name: what runs, where its heads come from, and what else can run here.
 
-import { closesBySelf, h } from './dom.js';
-import { createProvenance } from './provenance.js';
+import { closesBySelf, h, icon } from './dom.js';
+import { createProvenance, factRows } from './provenance.js';
 
 export function createModelMenu(app) {
   const { parts, t, session } = app;
@@ -50,9 +50,21 @@ function createChoices(app, done) {
   }
 
   function entry(one, { locked, busy }) {
-    return h('button', { class: 'mv-model-choice', disabled: locked || busy || !one.fits || one.running, 'data-fits': one.fits,
+    const choice = h('button', { class: 'mv-model-choice', disabled: locked || busy || !one.fits || one.running, 'data-fits': one.fits,
       'aria-current': one.running ? 'true' : null, onclick: () => use(one.choice) },
     h('b', {}, one.title), one.running ? h('i', {}, t('ui.models_running')) : null, h('span', {}, one.note));
+    return h('div', { class: 'mv-model-entry' }, choice, ...(one.facts.length ? details(one) : []));
+  }
+
+  // A button, and the facts that it shows and hides, so that the list stays short.
+  function details(one) {
+    const facts = h('dl', { class: 'mv-facts', hidden: true }, ...factRows(one.facts));
+    const label = t('ui.models_facts', { title: one.title });
+    const more = h('button', { class: 'mv-model-more', title: label, 'aria-label': label, 'aria-expanded': 'false', onclick: () => {
+      facts.hidden = !facts.hidden;
+      more.setAttribute('aria-expanded', String(!facts.hidden));
+    } }, icon('help'));
+    return [more, facts];
   }
 
   return {
@@ -76,19 +88,29 @@ function createForm(t, use) {
   const model = text('model');
   const heads = text('heads');
   const dtype = h('select', { id: 'models-dtype' });
+  const asked = h('p', { id: 'models-asked', class: 'mv-models-note' });
+  let kept = null;
   const load = h('button', { id: 'models-load', class: 'mv-action' }, t('ui.models_load'));
   const row = (name, ...fields) => h('label', { class: 'mv-models-row' }, h('span', {}, t(`ui.models_${name}`)), ...fields);
   const element = h('form', { class: 'mv-models-form', 'aria-label': t('ui.models_other') }, h('h3', {}, t('ui.models_other')),
-    row('model', model), row('heads', heads), h('div', { class: 'mv-models-foot' }, row('dtype', dtype), load));
+    asked, row('model', model), row('heads', heads), h('div', { class: 'mv-models-foot' }, row('dtype', dtype), load));
   element.addEventListener('submit', (event) => {
     event.preventDefault();
     use({ model: model.value, heads: heads.value, dtype: dtype.value });
   });
   return {
     element,
-    draw({ locked, busy, dtypes }) {
+    draw({ locked, busy, dtypes, astray }) {
       element.hidden = locked;
       load.disabled = busy;
+      asked.textContent = astray ? t('ui.models_astray') : '';
+      const given = JSON.stringify(astray);
+      if (astray && given !== kept) {
+        heads.value = astray.heads;
+        if (astray.model) model.value = astray.model;
+        model.focus();
+      }
+      kept = given;
       if (!dtype.options.length) dtype.append(new Option(t('ui.models_dtype_any'), ''), ...dtypes.map((name) => new Option(name, name)));
     },
   };

@@ -2,6 +2,9 @@
 
 import { h } from './dom.js';
 
+// Label and value of each fact, as children of a <dl>.
+export const factRows = (rows) => rows.flatMap(({ label, value }) => [h('dt', {}, label), h('dd', {}, value)]);
+
 export function createProvenance(t) {
   const line = h('p', { class: 'mv-facts-line' });
   const facts = h('dl', { class: 'mv-facts' });
@@ -9,7 +12,7 @@ export function createProvenance(t) {
     element: h('div', { role: 'group', 'aria-label': t('ui.heads_from_hint') }, line, facts),
     draw({ provenance }) {
       line.textContent = provenance.line;
-      facts.replaceChildren(...provenance.rows.flatMap(({ label, value }) => [h('dt', {}, label), h('dd', {}, value)]));
+      facts.replaceChildren(...factRows(provenance.rows));
     },
   };
 }

@@ -36,7 +36,7 @@ export function createForm(page, started) {
   data.addEventListener('change', () => {
     path.disabled = data.value !== OTHER;
     if (!path.disabled) path.focus();
-    tell();
+    fill();
   });
   element.addEventListener('input', ({ target }) => {
     if (target === distil || state.fields.has(target.name)) preset.value = '';
@@ -82,8 +82,10 @@ export function createForm(page, started) {
 
   // How much work that is, as far as it is known before.
   function tell() {
+    data.title = data.selectedOptions[0].text; // cut where it is long
     const file = state.form.data.find((one) => one.path === data.value);
-    const tokens = (file?.tokens ?? 0) + (valueOf(distil) || 0);
+    const most = valueOf(state.fields.get('tokens')) || Infinity; // 0 takes all there are
+    const tokens = Math.min(most, (file?.tokens ?? 0) + (valueOf(distil) || 0));
     const batch = valueOf(state.fields.get('batch'));
     const passes = (valueOf(state.fields.get('passes')) || 0) + (valueOf(state.fields.get('heads_passes')) || 0);
     const steps = Math.ceil(tokens / batch) * passes;
@@ -98,7 +100,10 @@ export function createForm(page, started) {
       state.form = form;
       options(preset, [...form.presets.map((one) => [one.name, one.label]), ['', t('train.preset_own')]]);
       options(model, form.models.map((one) => [one.name, one.label]));
-      options(data, [['', t('train.data_none')], ...form.data.map((one) => [one.path, one.label]), [OTHER, t('train.data_path')]]);
+      const files = form.data.map((one) => [one.path, one.label]);
+      const shipped = form.chosen ? [files.shift()] : [];
+      options(data, [...shipped, ['', t('train.data_none')], ...files, [OTHER, t('train.data_path')]]);
+      if (first) data.value = form.chosen;
       path.disabled = data.value !== OTHER;
       if (!first) return;
       preset.value = form.presets[0].name;

@@ -37,13 +37,14 @@ export function createExchange(page) {
   const text = h('textarea', { id: 'tuner-export', readonly: true, rows: 3, spellcheck: 'false', 'aria-label': t('tuner.export_text') });
   const state = h('b', { class: 'mv-exchange-state' });
   const values = h('span');
+  let ending = '';
   const notes = h('ul', { class: 'mv-exchange-notes' });
   const said = h('span', { class: 'mv-exchange-said', role: 'status' });
   const take = h('button', { id: 'tuner-copy', onclick: async () => {
     said.textContent = t((await copy(text.value)) ? 'tuner.copied' : 'tuner.copy_refused');
   } }, t('tuner.copy'));
-  const save = h('button', { id: 'tuner-download', onclick: () => download(`medusa-viz-${format.value}.${text.value.startsWith('-') ? 'txt' : 'json'}`,
-    text.value, 'text/plain') }, t('tuner.download'));
+  const save = h('button', { id: 'tuner-download', onclick: () => download(`medusa-viz-${format.value}.${ending}`, text.value,
+    'text/plain') }, t('tuner.download'));
   const paste = h('textarea', { id: 'tuner-import-text', rows: 2, spellcheck: 'false', 'aria-label': t('tuner.import_text'), placeholder: t('tuner.import_hint') });
   const load = async (given) => {
     const view = await page.act('import', { text: given });
@@ -72,6 +73,7 @@ export function createExchange(page) {
     draw({ controls }) {
       fill(format, controls.formats.map(({ name, title }) => [name, title]));
       format.value = controls.format;
+      ({ ending } = controls.formats.find(({ name }) => name === controls.format));
     },
   };
 }

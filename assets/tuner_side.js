@@ -154,34 +154,37 @@ function createChoice(page, go) {
     'tuner-budget', 'tuner.budget');
   const another = h('button', { id: 'tuner-seed', onclick: () => page.act('choose', { kind: current.kind, budget: current.budget,
     seed: Math.floor(Math.random() * 2 ** 31) }) }, t('tuner.seed'));
+  const sized = h('button', { id: 'tuner-sized', title: t('tuner.sized_hint'),
+    onclick: () => page.act('choose', { kind: current.kind, budget: current.sized.nodes }) }, t('tuner.sized'));
   const help = h('p', { class: 'mv-form-help mv-choice-help' });
   const facts = h('dl', { class: 'mv-facts mv-tuner-facts' });
   const notes = h('p', { class: 'mv-form-help mv-choice-notes', role: 'status' });
   const use = h('button', { id: 'tuner-use', class: 'mv-action', title: t('tuner.use_hint'), onclick: async () => {
     const view = await page.act('use');
-    if (!view?.give?.paths) return;
+    if (!view?.give?.tree) return;
     explorer.openPage('explorer');
-    await explorer.act('tree', { paths: view.give.paths });
+    await explorer.act('tree', view.give.tree);
   } }, t('tuner.use'));
   const measure = h('button', { id: 'tuner-measure', title: t('tuner.measure_hint'), onclick: go.measure }, t('tuner.measure'));
 
   return {
     element: h('div', { class: 'mv-choice', role: 'group', 'aria-label': t('tuner.tree') },
-      h('div', { class: 'mv-choice-kind' }, kind, another), budget.element, help, facts, notes,
+      h('div', { class: 'mv-choice-kind' }, kind, another, sized), budget.element, help, facts, notes,
       h('div', { class: 'mv-choice-go' }, use, measure)),
     draw({ controls, chosen }) {
       current = controls;
       drawKinds(controls);
       another.hidden = !controls.seeded;
+      sized.hidden = !controls.sized;
+      sized.disabled = [null, controls.budget].includes(controls.sized?.nodes ?? null);
       if (!page.link.queue.length) budget.set(controls.budget, controls.detents);
       budget.disable(controls.fixed ? t(`tuner.help_${controls.kind}`) : '');
-      help.textContent = controls.fixed ? t(`tuner.help_${controls.kind}`) : controls.help;
+      help.textContent = controls.fixed ? t(`tuner.help_${controls.kind}`)
+        : controls.sized ? `${controls.help}. ${controls.sized.text}` : controls.help;
       facts.replaceChildren(...chosen.facts.flatMap(({ label, value, hint, key }) => [
         h('dt', { title: hint }, label), h('dd', { title: hint, 'data-fact': key }, value)]));
       notes.textContent = chosen.notes.join('; ');
       notes.title = notes.textContent;
-      use.disabled = Boolean(chosen.why_not);
-      use.title = chosen.why_not || t('tuner.use_hint');
     },
   };
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -82,6 +83,12 @@ def check_writable(target: Path) -> None:
             pass
     except OSError as error:
         raise OSError(f"The result cannot be written to {target} ({error.strerror}); name another place.") from error
+
+
+def check_prompt(prompt: str) -> None:
+    """Raises ValueError where there is nothing to answer."""
+    if not prompt.strip():
+        raise ValueError("The prompt is empty: type a prompt.")
 
 
 def check_tree(spec: str) -> None:
@@ -180,15 +187,17 @@ def load_engine(options: argparse.Namespace) -> Engine:
 
     engine.quiet_transformers()
 
-    def report(phase: str, fraction: float | None, detail: str) -> None:
+    def show(phase: str, fraction: float | None, detail: str) -> None:
         share = "" if fraction is None else f" {fraction:.0%}"
         print(f"\r\033[K{phase}{share} {detail}", end="", file=sys.stderr, flush=True)
 
     chosen = engine.EngineOptions(options.model, options.heads, options.device, options.dtype, options.compile)
-    loaded = engine.load(chosen, report if sys.stderr.isatty() else engine.silent)
+    loaded = engine.load(chosen, show if sys.stderr.isatty() else engine.silent)
     print(f"{loaded.title} on {loaded.place} ({loaded.backbone.placement.reason}); linears: {loaded.backbone.linears}; "
           f"step: {loaded.backbone.step}", file=sys.stderr)
-    for notice in loaded.loaded.report.notices:
+    report = loaded.loaded.report
+    print(f"heads of {loaded.loaded.source}: {report.tensors}; {loaded.drafter.drafts_from}", file=sys.stderr)
+    for notice in report.notices:
         print(f"note: {notice}", file=sys.stderr)
     return loaded
 
@@ -245,31 +254,38 @@ def _add_decode(commands: argparse._SubParsersAction) -> None:
 
 def _decode(options: argparse.Namespace) -> None:
     settings, limits = settings_from(options, Acceptance), settings_from(options, Limits)
-    from medusa_viz.decoding.check import equals_greedy
-    from medusa_viz.decoding.decoder import decode
+    check_prompt(options.prompt)
     from medusa_viz.models.text import TextStream
 
-    if not options.prompt.strip():
-        raise ValueError("The prompt is empty: type a prompt.")
     engine = load_engine(options)
-    shape = tree_from(options.tree or engine.tree, engine)
-    if shape.nodes > WIDE_TREE:
-        print(f"note: {shape.nodes:,} nodes a step take long; trees of up to {WIDE_TREE} are usual", file=sys.stderr)
-    ids = engine.codec.encode_prompt(options.prompt, raw=options.raw)
-    if ids.notice:
-        print(f"note: {ids.notice}", file=sys.stderr)
-    stream, steps = TextStream(engine.codec), []
-    begun = perf_counter()
-    for step in decode(engine.backbone, engine.drafter, ids, shape, settings, limits.max_new_tokens):
-        steps.append(step)
-        print(stream.push(step.tokens), end="", flush=True)
-    seconds = perf_counter() - begun
+    stream = TextStream(engine.codec)
+    result = reply(engine, options.prompt, options.tree, settings, limits, options.raw,
+                   lambda tokens: print(stream.push(tokens), end="", flush=True))
     print(stream.finish())
-    tokens = [token for step in steps for token in step.tokens]
-    difference = equals_greedy(engine.backbone, ids, tokens)
-    result = _result(engine, shape, tokens, steps, seconds, difference)
     _print_metrics(result, settings.rule)
     write_json(options, result)
+
+
+def reply(engine: Engine, prompt: str, tree: str, settings: Acceptance, limits: Limits, raw: bool = False,
+          hear: Callable[[list[int]], None] = lambda tokens: None) -> dict:
+    """Text and metrics of one reply, drafted by the tree of a spec, or by the engine's own where that is empty. `hear`
+    gets the tokens of each step as they come. Notes go to standard error. Raises ValueError with one sentence."""
+    from medusa_viz.decoding.check import equals_greedy
+    from medusa_viz.decoding.decoder import decode
+
+    shape = tree_from(tree or engine.tree, engine)
+    if shape.nodes > WIDE_TREE:
+        print(f"note: {shape.nodes:,} nodes a step take long; trees of up to {WIDE_TREE} are usual", file=sys.stderr)
+    ids = engine.codec.encode_prompt(prompt, raw=raw)
+    if ids.notice:
+        print(f"note: {ids.notice}", file=sys.stderr)
+    steps, begun = [], perf_counter()
+    for step in decode(engine.backbone, engine.drafter, ids, shape, settings, limits.max_new_tokens):
+        steps.append(step)
+        hear(step.tokens)
+    seconds = perf_counter() - begun
+    tokens = [token for step in steps for token in step.tokens]
+    return _result(engine, shape, tokens, steps, seconds, equals_greedy(engine.backbone, ids, tokens))
 
 
 def _result(engine: Engine, shape: Tree, tokens: list[int], steps: list, seconds: float, difference) -> dict:
@@ -310,9 +326,9 @@ def _add_bench(commands: argparse._SubParsersAction) -> None:
 
 
 def _add_contributions(commands: argparse._SubParsersAction) -> None:
-    from medusa_viz.tuning import contributions_command
+    from medusa_viz import contributions
 
-    contributions_command.add_parser(commands)
+    contributions.add_parser(commands)
 
 
 def _add_train(commands: argparse._SubParsersAction) -> None:

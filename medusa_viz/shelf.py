@@ -7,8 +7,12 @@ import shutil
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
 from medusa_viz.models.presets import heads_folder, shipped
+
+if TYPE_CHECKING:
+    from medusa_viz.models.published import Fit
 
 LAYOUTS = ("medusa", "medusa-pt", "medusa-2", "vllm", "vllm-no-bias", "tensorrt-llm")
 """Names of `models.layouts.LAYOUTS`, here so that --help needs no torch."""
@@ -17,6 +21,8 @@ LAYOUTS = ("medusa", "medusa-pt", "medusa-2", "vllm", "vllm-no-bias", "tensorrt-
 def add_parsers(commands: argparse._SubParsersAction) -> None:
     """Add both commands to the command line; `run` is in the parsed arguments."""
     parser = commands.add_parser("models", help="list the models known by name, and which of them fit this machine")
+    parser.add_argument("name", nargs="?", default="", help="tell more of this one: where model and heads come from, "
+                        "chat template, tree, memory by dtype")
     parser.set_defaults(run=list_models)
     parser = commands.add_parser("convert", help="write heads in the layout of another engine")
     parser.add_argument("--heads", required=True, help="folder, file or hub id, in any layout")
@@ -27,11 +33,13 @@ def add_parsers(commands: argparse._SubParsersAction) -> None:
 
 
 def list_models(options: argparse.Namespace) -> None:
-    """Every model known by name, with one sentence on whether it fits."""
+    """Every model known by name, with one sentence on whether it fits; or all that is known of one."""
     from medusa_viz.models import checkpoints
     from medusa_viz.models.device import choose
     from medusa_viz.models.published import fits
 
+    if options.name:
+        return _tell(options.name, fits(choose().device.type))
     for preset in shipped():
         loaded = checkpoints.load(heads_folder(preset))
         recipe = loaded.config.trained.get("recipe")
@@ -40,6 +48,22 @@ def list_models(options: argparse.Namespace) -> None:
               f"{trained} runs anywhere. Licence: {preset.licence}.")
     for fit in fits(choose().device.type):
         print(f"{fit.preset.name:24} {fit.sentence} Licence: {fit.preset.licence}.")
+    print("`python -m medusa_viz models NAME` tells more of one: repositories, chat template, tree, memory by dtype.")
+
+
+def _tell(name: str, fitting: list[Fit]) -> None:
+    """The facts that the page's model menu shows too, one a line."""
+    from medusa_viz.figures.texts import Texts
+    from medusa_viz.models.sources import title_of
+    from medusa_viz.ui.model_menu import facts
+
+    fit = next((fit for fit in fitting if fit.preset.name == name), None)
+    rows = facts(name, Texts(), fit)
+    if not rows:
+        raise ValueError(f"{name:.60} is none of the models known by name, which `python -m medusa_viz models` lists.")
+    print(fit.sentence if fit else f"{title_of(name)} runs anywhere.")
+    for row in rows:
+        print(f"  {row['label']:14} {row['value']}")
 
 
 def convert(options: argparse.Namespace) -> None:
@@ -69,6 +93,7 @@ def convert(options: argparse.Namespace) -> None:
         if base and is_adapted and options.layout == "medusa-2":
             base = _merged(base, loaded.folder, Path(work))
         path = checkpoints.save(options.out, loaded.module, loaded.config, loaded.dtype, options.layout, head, base)
+    print(f"read: {loaded.report.tensors}", file=sys.stderr)
     print(f"{loaded.module.heads} heads written to {path}")
 
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from medusa_viz.tuning.latency import Latency
     from medusa_viz.tuning.measure_trees import Measured
     from medusa_viz.tuning.recommend import Option, Recommendation, Survey
+    from medusa_viz.tuning.thresholds import Studied
 
 TABLE_NODES = (3, 7, 15, 31, 63)
 MEASURED_NODES = (3, 7, 15)
@@ -25,6 +26,7 @@ PREFIXES = ("short", "long")
 def add_parser(commands: argparse._SubParsersAction) -> None:
     """Add `tune` to the command line; its `run` is in the parsed arguments."""
     from medusa_viz.cli import add_json_option, add_measuring_options, add_model_options, positive
+    from medusa_viz.tuning.extents import STUDY
 
     parser = commands.add_parser(
         "tune", help="find the tree that is fastest on this device",
@@ -35,8 +37,8 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
     add_model_options(parser)
     known = parser.add_mutually_exclusive_group()
     known.add_argument("--ranks", type=Path, metavar="FILE.npz", help="rank table of `calibrate` (default: the one "
-                       "beside the heads, else one is made from the replies that ship with the project, or from some "
-                       "that the model writes now)")
+                       "beside the heads, else the one that the Tuner made here, else one is made from the replies "
+                       "that ship with the project, or from some that the model writes now)")
     known.add_argument("--replies", type=Path, metavar="FILE.npz", help="make the table from this token file of "
                        "replies")
     parser.add_argument("--latency", type=Path, metavar="FILE.json", help="step times recorded on another device")
@@ -47,6 +49,9 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
                         "%(default)s)")
     parser.add_argument("--measure", action="store_true", help="then decode unseen prompts, one at a time, with dense, "
                         "sparse and recommended trees")
+    parser.add_argument("--thresholds", choices=tuple(STUDY), help="then run the threshold study of typical acceptance "
+                        "with the recommended tree, on prompts that ship, as the Tuner page does: tokens per step over "
+                        "ε and T against a proxy of quality")
     add_measuring_options(parser, max_new_tokens=64, rounds=1, of="for --measure: ")
     add_json_option(parser)
     parser.set_defaults(run=run)
@@ -68,7 +73,7 @@ def run(options: argparse.Namespace) -> None:
     engine = load_engine(options)
     known, replies = _chosen_by(options, engine, known, replies)
     curve = recorded or (None if options.measure_latency else measure_latency.stored(engine))
-    print(_plan(known, replies, curve, len(prompts)), file=sys.stderr)
+    print(_plan(known, replies, curve, len(prompts), bool(options.thresholds)), file=sys.stderr)
     if known is None:
         replies = replies or shown(own_text.writing(engine), "writing replies")
         about = {"heads": Path(engine.loaded.source).name, "replies": replies.name}
@@ -89,7 +94,10 @@ def run(options: argparse.Namespace) -> None:
     measured = _measure(options, engine, survey, advice, prompts) if options.measure else []
     if measured:
         print(tune_report.measured(measured, repriced(trees, curve), recorded is not None))
-    write_json(options, _result(engine, known, survey, trees, advice, measured))
+    studied = _study(options, engine, survey, advice) if options.thresholds else None
+    if studied:
+        print(tune_report.thresholds(*studied))
+    write_json(options, _result(engine, known, survey, trees, advice, measured, studied))
 
 
 def _chosen_by(options: argparse.Namespace, engine: Engine, known: Calibration | None, replies: Replies | None
@@ -107,13 +115,15 @@ def _chosen_by(options: argparse.Namespace, engine: Engine, known: Calibration |
     return known, replies
 
 
-def _plan(known: Calibration | None, replies: Replies | None, curve: Latency | None, prompts: int) -> str:
+def _plan(known: Calibration | None, replies: Replies | None, curve: Latency | None, prompts: int,
+          study: bool) -> str:
     """What is about to be done; a progress bar then tells of each part how long it takes."""
     ranking = f"ranking {len(replies):,} greedy replies under the heads" if replies else (
         "writing greedy replies, ranking them under the heads")
     parts = ["" if known else ranking,
              "" if curve else "measuring this device's step times", "replaying trees of every builder and size",
-             f"decoding {prompts} prompts with some of them" if prompts else ""]
+             f"decoding {prompts} prompts with some of them" if prompts else "",
+             "the threshold study of typical acceptance" if study else ""]
     return f"to do: {', '.join(part for part in parts if part)}"
 
 
@@ -131,8 +141,25 @@ def _measure(options: argparse.Namespace, engine: Engine, survey: Survey, advice
     return shown(measuring(engine, trees, ids, options.max_new_tokens, options.rounds), "measuring")
 
 
+def _study(options: argparse.Namespace, engine: Engine, survey: Survey, advice: Recommendation) -> tuple[str, Studied]:
+    """Typical acceptance with the recommended tree, or a usual one where plain decoding is faster; its spec, and what
+    came of it."""
+    from medusa_viz.cli import shown
+    from medusa_viz.models.presets import DEFAULT_TREE
+    from medusa_viz.tuning.bench_command import first_prompts
+    from medusa_viz.tuning.extents import STUDY
+    from medusa_viz.tuning.specs import build
+    from medusa_viz.tuning.thresholds import studying
+
+    extent, best = STUDY[options.thresholds], advice.best
+    tree = best.tree if best else build(DEFAULT_TREE, survey.facts).tree
+    job = studying(engine, tree, first_prompts(engine, extent.prompts), extent.epsilons, extent.temperatures,
+                   extent.tokens)
+    return best.spec if best else DEFAULT_TREE, shown(job, "threshold study")
+
+
 def _result(engine: Engine, known: Calibration, survey: Survey, trees: list[Option], advice: Recommendation,
-            measured: list[Measured]) -> dict:
+            measured: list[Measured], studied: tuple[str, Studied] | None) -> dict:
     """Everything as JSON holds it; predicted tokens per second are of all texts of the batch together."""
     from medusa_viz.tuning.latency import to_json
 
@@ -145,6 +172,7 @@ def _result(engine: Engine, known: Calibration, survey: Survey, trees: list[Opti
         "recommended": _option(advice.best, batch) if advice.best else None,
         "plain_tokens_per_second": batch * advice.plain_tokens_per_second, "speedup": advice.gain,
         "measured": [asdict(entry) for entry in measured],
+        "thresholds": studied and {"tree": studied[0], "points": [asdict(point) for point in studied[1].points]},
     }
 
 

@@ -37,7 +37,7 @@ def main() -> None:
     facts = Facts(HEADS, rates, table, None, (1.0,) * HEADS)
     for name in BUILDERS:
         print(f"{name:>14}:{NODES} {timed(lambda name=name: of_budget(name, facts, NODES))}"
-              f"   :4680 {timed(lambda name=name: of_budget(name, facts, 4680)) if name != 'sequoia' else '-'}")
+              f"   :4680 {timed(lambda name=name: of_budget(name, facts, 4680))}")
     p = rng.dirichlet(np.ones(12), HEADS)[:, :10]
     trees = of_budget("dynamic", facts, NODES).tree
     print(f"dynamic, one step's tree of {NODES} nodes {timed(lambda: trees.of(-np.sort(-p)))}")

@@ -307,6 +307,17 @@ def test_device_and_dtype_are_chosen_with_a_reason():
     assert auto.device.type == ("cuda" if torch.cuda.is_available() else "cpu") and auto.reason
 
 
+def test_zero_gpu_has_a_card_only_where_one_is_lent(monkeypatch):
+    """There torch says everywhere that a card is available."""
+    monkeypatch.setenv("SPACES_ZERO_GPU", "true")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    chosen = device.choose()
+    assert chosen.device.type == "cpu" and chosen.reason.startswith("ZeroGPU lends its card")
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(device, "_device", torch.device)
+    assert device.choose(dtype="fp32").device.type == "cuda"
+
+
 @pytest.mark.parametrize("name, dtype", [("tpu9", "auto"), ("cpu", "fp8"), ("cuda:99", "auto"), ("meta", "auto"),
                                          ("", "auto")])
 def test_devices_that_are_not_here_are_refused(name, dtype):

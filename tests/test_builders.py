@@ -169,14 +169,27 @@ def test_sequoia_reaches_the_value_of_sparse(accuracy, budget, walls):
     assert walls is None or all(rank < wall for path in other.paths for rank, wall in zip(path, walls))
 
 
+@given(tables, st.integers(0, 12))
+def test_sequoias_merge_of_gains_is_the_best_of_all_ways_to_share(accuracy, budget):
+    """The recurrence as it is written, every m tried for every n."""
+    below = [0.0] * (budget + 1)
+    for row in reversed(accuracy):
+        best = [0.0] * (budget + 1)
+        for right in row:
+            best = [max([best[n], *(best[n - m] + right * (1 + below[m - 1]) for m in range(1, n + 1))])
+                    for n in range(budget + 1)]
+        below = best
+    assert solve(accuracy, budget).value == pytest.approx(below)
+
+
 def test_sequoia_knows_every_size_at_once():
     accuracy = per_rank("7b")
     program = solve(accuracy, 63)
     for nodes in range(64):
         shape = program.shape(nodes)
         assert shape.nodes == nodes
-        assert program.value[0][nodes] + 1 == pytest.approx(expected_tokens_per_step(sparse(accuracy, nodes), accuracy))
-        assert expected_tokens_per_step(shape, accuracy) == pytest.approx(1 + program.value[0][nodes])
+        assert program.value[nodes] + 1 == pytest.approx(expected_tokens_per_step(sparse(accuracy, nodes), accuracy))
+        assert expected_tokens_per_step(shape, accuracy) == pytest.approx(1 + program.value[nodes])
 
 
 def test_measured_step_times_choose_sequoias_size_and_depth():

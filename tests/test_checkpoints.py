@@ -9,7 +9,7 @@ from tiny import VOCAB, backbone, difference, prompt, random_drafter
 
 from medusa_viz.models import checkpoints
 from medusa_viz.models.checkpoints import CONFIG_NAME, WEIGHTS_NAME, HeadsConfig
-from medusa_viz.models.heads import Drafter, HeadsError
+from medusa_viz.models.heads import Drafter, HeadsError, OtherModelError
 
 HIDDEN = 8
 
@@ -162,6 +162,17 @@ def test_heads_of_another_size_name_both_sizes(tmp_path):
     assert "16" in message and "8" in message
 
 
+@pytest.mark.parametrize(("base", "asked"), [
+    ("N/A", ""), ("/home/u/model", ""), ("", ""), (None, ""), ("lmsys/vicuna-7b-v1.3", "lmsys/vicuna-7b-v1.3")])
+def test_heads_of_another_model_ask_for_theirs(tmp_path, base, asked):
+    folder = written(tmp_path, tensors(hidden=16), {} if base is None else {"base_model_name_or_path": base})
+    with pytest.raises(OtherModelError) as error:
+        checkpoints.load(folder, HIDDEN, VOCAB)
+    assert error.value.base == asked
+    assert str(error.value).endswith(f"belong to {asked}, which --model can name." if asked else
+                                     "which their config does not name: name it with --model.")
+
+
 def test_a_padded_vocabulary_is_cut_and_said(tmp_path):
     made = tensors(own=(0, 1, 2), rows=VOCAB + 128)
     loaded = checkpoints.load(written(tmp_path, made, {}), HIDDEN, VOCAB)
@@ -196,6 +207,12 @@ def test_every_known_prefix_loads_the_same_heads(tmp_path, prefix):
     assert set(loaded.report.used) == set(tensors(own=(0, 1, 2), prefix=prefix))
 
 
+def test_heads_in_a_file_of_another_name_are_no_full_model(tmp_path):
+    save_file(tensors() | {"odd": torch.zeros(2)}, tmp_path / "my.safetensors")
+    report = checkpoints.load(tmp_path / "my.safetensors", HIDDEN, VOCAB).report
+    assert (report.layout, report.unused) == ("medusa", ["odd"])
+
+
 def test_an_unknown_prefix_is_refused_with_the_first_keys(tmp_path):
     message = refusal(written(tmp_path, tensors(prefix="foo.")))
     assert "foo.0.0.linear.bias, foo.0.0.linear.weight" in message
@@ -205,7 +222,15 @@ def test_tensors_that_are_no_heads_are_reported(tmp_path):
     made = tensors() | {"lm_head.weight": torch.zeros(VOCAB, HIDDEN), "model.layers.0.weight": torch.zeros(2)}
     loaded = checkpoints.load(written(tmp_path, made, {}), HIDDEN, VOCAB)
     assert loaded.report.unused == ["lm_head.weight", "model.layers.0.weight"]
-    assert "2 tensors were not used" in loaded.report.notices[0]
+    assert loaded.report.tensors == ("medusa layout, 6 tensors used, 2 unused (lm_head.weight, model.layers.0.weight), "
+                                     "0 missing")
+    assert loaded.report.notices == []
+
+
+def test_a_report_names_the_first_few_tensors_and_counts_the_rest():
+    names = [f"{name}.weight" for name in ("a", "b", "c" * 80, "d", "e")]
+    assert checkpoints.LoadReport(["x"] * 1500, names, names[:1], [], "vllm").tensors == (
+        f"vllm layout, 1,500 tensors used, 5 unused (a.weight, b.weight, {'c' * 60} and 2 more), 1 missing (a.weight)")
 
 
 def test_a_head_stored_twice_is_refused(tmp_path):

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import runpy
 import shlex
 import shutil
 import socket
@@ -10,12 +11,18 @@ import subprocess
 import sys
 import time
 import urllib.request
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 
+import gradio as gr
 import pytest
 import yaml
+from gradio_client import Client
+from gradio_client.exceptions import AppError
+from tiny_page import saved_heads, saved_model, until
 
+from medusa_viz import cli
 from medusa_viz.models.device import QUANTISER
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -69,12 +76,87 @@ def test_the_space_serves_the_page():
     options = shlex.join(["--port", str(port), *NO_MODEL])
     with running([sys.executable, "assets/deploy/space/app.py"], REPOSITORY, MEDUSA_VIZ_OPTIONS=options) as process:
         assert "Medusa-Viz" in page_at(port, process)
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/gradio_api/info", timeout=10) as answer:
+            assert json.load(answer)["named_endpoints"] == {}  # what ZeroGPU offers is offered there alone
 
 
-def test_zero_gpu_is_refused_in_one_sentence():
-    ended = subprocess.run([sys.executable, "assets/deploy/space/app.py"], cwd=REPOSITORY, capture_output=True,
-                           text=True, env={**os.environ, "SPACES_ZERO_GPU": "true"})
-    assert ended.returncode == 1 and "key-value cache" in ended.stderr and ended.stderr.count("\n") == 1
+@pytest.fixture(scope="module")
+def zero_gpu(tmp_path_factory):
+    """A Space on stand-in ZeroGPU hardware with a tiny model: its client, `act` of a page, its log and its files."""
+    folder, port = tmp_path_factory.mktemp("zero"), free_port()
+    model, heads = saved_model(folder / "model"), saved_heads(folder / "heads")
+    options = shlex.join(["--port", str(port), "--model", str(model), "--heads", str(heads)])
+    environment = {"MEDUSA_VIZ_OPTIONS": options, "SPACES_ZERO_GPU": "true", "ZERO_GPU_LOG": str(folder / "log"),
+                   "PYTHONPATH": str(REPOSITORY / "tests" / "zero_gpu"), "OMP_NUM_THREADS": "1"}
+    with running([sys.executable, "assets/deploy/space/app.py"], REPOSITORY, **environment) as process:
+        page_at(port, process)
+        client = Client(f"http://127.0.0.1:{port}", verbose=False)
+        element = next(each["id"] for each in client.config["components"] if each["type"] == "html")
+
+        def act(action, **payload):
+            message = {"component_id": element, "fn_name": "act", "session_hash": "page",
+                       "data": {"token": "0" * 32, "action": action, "payload": payload}}
+            request = urllib.request.Request(f"http://127.0.0.1:{port}/gradio_api/component_server/",
+                                             json.dumps(message).encode(), {"Content-Type": "application/json"})
+            with urllib.request.urlopen(request, timeout=60) as answer:
+                return json.loads(json.load(answer))
+
+        until(lambda: act("hello")["status"]["state"] == "ready", "the model")
+        yield SimpleNamespace(decode=lambda **asked: client.predict(api_name="/decode", **asked), act=act,
+                              log=lambda: (folder / "log").read_text().split("\n")[:-1], model=model, heads=heads)
+
+
+def test_on_zero_gpu_the_space_reports_its_start_and_steps_on_the_cpu(zero_gpu):
+    before = zero_gpu.log()
+    assert before[0] == "started"
+    assert "ZeroGPU lends its card for one call" in json.dumps(zero_gpu.act("hello")["provenance"])
+    view = zero_gpu.act("start", prompt="abcdef")
+    assert view["steps"]["count"] == 1
+    assert zero_gpu.act("step")["steps"]["count"] == 2 and zero_gpu.log() == before  # and no card was asked for
+
+
+@pytest.mark.parametrize("asked", [{}, {"tree": "dense:2,2"}, {"tree": "plain"},
+                                   {"accept": "typical", "temperature": 0.7}])
+def test_a_whole_reply_on_zero_gpu_is_that_of_the_command_line(zero_gpu, tmp_path, asked):
+    words = [word for name, value in asked.items() for word in (f"--{name}", str(value))]
+    assert cli.main(["decode", "--prompt", "abcdef", "--max-new-tokens", "20", *words, "--model", str(zero_gpu.model),
+                     "--heads", str(zero_gpu.heads), "--device", "cpu", "--json", str(tmp_path / "out.json")]) == 0
+    right = json.loads((tmp_path / "out.json").read_text())
+    for result in (zero_gpu.decode(prompt="abcdef", max_new_tokens=20, **asked) for _ in range(2)):
+        assert result.keys() == right.keys()
+        assert {**result, **{name: right[name] for name in ("seconds", "tokens_per_second", "device")}} == right
+
+
+@pytest.mark.parametrize(("asked", "said"), [
+    ({"prompt": " "}, "The prompt is empty: type a prompt."),
+    ({"prompt": "x", "temperature": 9}, "temperature is 9; it must be between 0.0 and 2.0."),
+    ({"prompt": "x", "tree": str(REPOSITORY / "tree.json")}, "json' is no tree"),
+    ({"prompt": "x", "tree": "dense:1,1,1,1"}, "has depth 4, but the model has 3 heads."),
+])
+def test_what_zero_gpu_cannot_decode_is_one_sentence(zero_gpu, asked, said):
+    with pytest.raises(AppError, match=re.escape(said)):
+        zero_gpu.decode(**asked)
+
+
+def test_nobodys_quota_passes_while_the_model_is_fetched(monkeypatch):
+    monkeypatch.setenv("SPACES_ZERO_GPU", "true")
+    monkeypatch.setitem(sys.modules, "spaces", SimpleNamespace(GPU=lambda task: lambda *_: {"card": task.__name__}))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    space = runpy.run_path(str(DEPLOY / "space" / "app.py"))
+    host = SimpleNamespace(status=SimpleNamespace(state="loading"))
+    (decode,) = space["decode_on_card"](host)
+    with pytest.raises(gr.Error, match="not ready yet"):
+        decode("x")
+    host.status.state = "ready"
+    assert decode("x") == {"card": "whole_reply"}
+
+
+def test_calls_on_zero_gpu_run_in_a_process_of_their_own_which_keeps_its_model(zero_gpu):
+    for prompt in ("a", "b" * 600, "c"):  # the second is longer than the model's context, and ends no process
+        with suppress(AppError):
+            zero_gpu.decode(prompt=prompt, max_new_tokens=2)
+    calls = [line for line in zero_gpu.log() if line.startswith("call")]
+    assert len(calls) >= 3 and len(set(calls)) == 1
 
 
 # ------------------------------------------------------------------------------------------------------ the container

@@ -1,6 +1,7 @@
 """The engine: backbone, heads, tokenizer and chat template of one name, checked against each other before weights are
 read."""
 
+import json
 import shutil
 from dataclasses import replace
 
@@ -103,6 +104,14 @@ def test_another_backbone_than_the_heads_were_trained_on_is_said(base, heads):
     other = base.rename(base.with_name("other"))
     assert load(model=other, heads=heads).loaded.report.notices == [
         "the heads were trained on someone/base, and may draft worse on other"]
+
+
+def test_heads_that_name_no_model_are_taken_and_asked_for_theirs(base, heads):  # field case A17
+    config = json.loads((heads / "config.json").read_text())
+    (heads / "config.json").write_text(json.dumps(config | {"base_model_name_or_path": "N/A"}))
+    engine = load(model=base, heads=heads)
+    assert engine.drafter.heads == 3 and engine.loaded.report.notices == [
+        "the heads do not say which model they were trained on: name that one if it is another than base"]
 
 
 def ranked(folder, module, **about):

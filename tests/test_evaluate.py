@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -115,6 +116,27 @@ def test_shipped_heads_promise_no_figure_of_trees_that_were_built_from_the_judge
     _, _, flattered = card.partition("which stems from these same replies")
     table = flattered.partition("\n## ")[0]
     assert not any(f"{rate:.3f}" in table for rate in trained.get("tokens_per_step", {}).values())
+
+
+@pytest.mark.parametrize("preset", shipped(), ids=lambda preset: preset.name)
+def test_the_figures_of_shipped_heads_are_those_in_their_card(preset):
+    """Top-1 and tokens per step of the config stand in the card's section on the project's held-out prompts."""
+    card = (heads_folder(preset) / "README.md").read_text()
+    trained = json.loads((heads_folder(preset) / "config.json").read_text())["trained"]
+    section = card.partition("\n## On the project's own held-out prompts\n")[2].partition("\n## ")[0]
+    lines = [[re.sub(r" \[.*?\]", "", cell).strip() for cell in line.strip("|").split("|")]
+             for line in section.splitlines() if line.startswith("|")]
+    top1 = [f"{share:.3f}" for share in trained["held_out_top1"]]
+    rates = {nodes: f"{rate:.3f}" for nodes, rate in trained["tokens_per_step"].items()}
+    if preset.weights == preset.name:  # a table of top-1 per head, and one of rates by nodes
+        assert next(line for line in lines if line[0] == "top-1")[1:] == top1
+        nodes, row = (next(line for line in lines if line[0] == name) for name in ("nodes", "replayed tokens per step"))
+    else:  # one table, whose last line is of the adapted backbone's own replies
+        row = lines[-1]
+        assert row[1] == "the adapted backbone itself" and row[2] == " ".join(top1)
+        nodes = [cell.removesuffix(" node") for cell in lines[0]]
+    in_card = dict(zip(nodes, row))
+    assert len(top1) == 4 and "15" in rates and {n: in_card.get(n) for n in rates} == rates
 
 
 def test_same_choice_counts_the_reply_tokens_whose_first_choice_stayed():

@@ -111,8 +111,27 @@ def test_formats_are_recognised_by_their_looks():
             ("--speculative-algorithm EAGLE --speculative-num-steps 3 --speculative-eagle-topk 1 "
              "--speculative-num-draft-tokens 4", "sglang", CHAIN)):
         found = read(text)
-        assert found.format == kind
+        assert found.formats == (kind,)
         assert found.shape.fingerprint == (shape.fingerprint if shape else "7e63acaa76293e94")
+
+
+def test_what_was_read_is_said_and_both_where_two_formats_are_the_same_text():
+    for shape in (U, N, CHAIN, dense([3])):
+        assert export(shape, "medusa").text == export(shape, "tensorrt").text
+        assert read(export(shape, "medusa").text).title == "Medusa list or TensorRT-LLM JSON, all nodes"
+    assert read(export(U, "tensorrt-leaves").text).title == "TensorRT-LLM JSON, leaves only"
+    for text in ("[(0,), (1,)]", "[0, [0, 0]]", "[[0], [0, 0], [1, 0]]", "tree = [[0]]"):
+        assert read(text).title == "Medusa list", text
+    assert read(export(U, "triton").text).title == "Triton string"
+
+
+def test_a_file_is_called_json_only_where_its_text_is():
+    for name, one in FORMATS.items():
+        text = export(CHAIN, name).text
+        with contextlib.suppress(ValueError):
+            json.loads(text)
+            text = ""
+        assert one.ending == ("txt" if text else "json"), name
 
 
 def test_settings_whose_count_is_not_the_trees_are_noted():

@@ -2,11 +2,15 @@
 
 import json
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from medusa_viz.models import checkpoints
+from medusa_viz.models.presets import DEFAULT_PRESET, heads_folder
 
 SCRIPT = Path(__file__).parent / "gpu" / "check.py"
 ABSENT = ("gradio", "plotly", "gguf", "accelerate", "peft", "psutil", "orjson", "PIL", "bitsandbytes", "httpx2")
@@ -75,6 +79,24 @@ def test_drawn_acceptance_is_labelled_and_follows_its_table(result):
 @pytest.mark.parametrize("dtype", ["8bit", "4bit"])
 def test_no_precision_is_taken_that_would_not_be_measured(dtype, tmp_path):
     assert "invalid choice" in run("--small", "--dtype", dtype, "--out", tmp_path, rc=2).stderr
+
+
+def test_without_the_code_that_it_measures_it_says_so(tmp_path):
+    alone = tmp_path / "check.py"  # sent to a machine by itself
+    alone.write_text(SCRIPT.read_text())
+    done = subprocess.run([sys.executable, str(alone), "--help"], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 2 and not done.stdout
+    assert done.stderr.startswith("check.py: medusa_viz was not found") and done.stderr.count("\n") == 1
+    shown = subprocess.run([sys.executable, str(SCRIPT), "--help"], capture_output=True, text=True, cwd=tmp_path)
+    assert shown.returncode == 0 and "inside a checkout of Medusa-Viz" in shown.stdout
+
+
+@pytest.mark.model
+def test_the_default_heads_are_measured_by_the_table_that_every_command_builds_trees_by(model_folder):
+    check = runpy.run_path(str(SCRIPT))
+    subject = check["default"](check["parse"](["--model", str(model_folder), "--device", "cpu"]))
+    loaded = checkpoints.with_ranks(checkpoints.load(heads_folder(DEFAULT_PRESET)), DEFAULT_PRESET.title, "fp32")
+    assert subject.accuracy == loaded.ranked and loaded.ranked != loaded.config.accuracy
 
 
 def test_wrong_parts_are_refused_in_one_sentence(tmp_path):

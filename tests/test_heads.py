@@ -41,6 +41,15 @@ def test_an_lm_head_with_a_bias_keeps_it():
     assert difference(some[1], logits[:, DRAFT]) < 1e-6
 
 
+@pytest.mark.parametrize(("own", "draft_ids", "said"), [  # field case A13
+    (False, None, f"shared output matrix (the backbone's LM head), all {VOCAB} rows"),
+    (False, DRAFT, f"shared output matrix (the backbone's LM head), 7 of {VOCAB} rows"),
+    (True, None, f"own output matrix per head, all {VOCAB} rows"),
+    (True, DRAFT, f"own output matrix per head, 7 of {VOCAB} rows")])
+def test_what_the_heads_draft_from_is_told(own, draft_ids, said):
+    assert random_drafter(backbone(), own=own, draft_ids=draft_ids).drafts_from == said
+
+
 @pytest.mark.parametrize("layers", [1, 3])
 @pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize("draft_ids", [None, DRAFT])

@@ -69,18 +69,20 @@ V13 = {"base_model_name_or_path": "lmsys/vicuna-7b-v1.3", "medusa_num_heads": 2,
        "transformers_version": "4.31.0"}
 
 
-@pytest.mark.parametrize(("name", "names", "config"), [
-    ("medusa_lm_head.pt", {}, V13),  # B1
-    ("medusa_lm_head.safetensors", {}, {"medusa_num_heads": 3}),  # B3
-    ("medusa_lm_head.safetensors", {"own": False}, {"medusa_num_heads": 3, "version": "2"}),  # B4
-    ("pytorch_model.bin", {"linear": "medusa_head.{h}.0.linear", "output": "medusa_head.{h}.1.weight"}, {}),  # B2
-    ("model.safetensors", {**VLLM, "bias": False}, {"model_type": "medusa", "num_heads": 3}),  # B5
-    ("model.safetensors", {"linear": "medusa_heads.blocks.{h}.layers.0", "output": "medusa_heads.lm_heads.{h}.weight"},
+@pytest.mark.parametrize(("layout", "name", "names", "config"), [
+    ("medusa-pt", "medusa_lm_head.pt", {}, V13),  # B1
+    ("medusa", "medusa_lm_head.safetensors", {}, {"medusa_num_heads": 3}),  # B3
+    ("medusa", "medusa_lm_head.safetensors", {"own": False}, {"medusa_num_heads": 3, "version": "2"}),  # B4
+    ("medusa-2", "pytorch_model.bin",
+     {"linear": "medusa_head.{h}.0.linear", "output": "medusa_head.{h}.1.weight"}, {}),  # B2
+    ("vllm-no-bias", "model.safetensors", {**VLLM, "bias": False}, {"model_type": "medusa", "num_heads": 3}),  # B5
+    ("vllm", "model.safetensors",
+     {"linear": "medusa_heads.blocks.{h}.layers.0", "output": "medusa_heads.lm_heads.{h}.weight"},
      {"num_heads": 3, "medusa_fc_bias": True}),
-    ("rank0.safetensors", TENSORRT, {"num_medusa_heads": 3, "num_medusa_layers": 1}),  # B6
+    ("tensorrt-llm", "rank0.safetensors", TENSORRT, {"num_medusa_heads": 3, "num_medusa_layers": 1}),  # B6
 ])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_heads_of_every_layout_are_read(tmp_path, name, names, config, dtype):
+def test_heads_of_every_layout_are_read(tmp_path, layout, name, names, config, dtype):
     made = OrderedDict((key, tensor.to(dtype)) for key, tensor in published(**names).items())
     loaded = load(filed(tmp_path, made, name, config))
     expected = published(bias=names.get("bias", True), own=names.get("own", True))
@@ -92,6 +94,7 @@ def test_heads_of_every_layout_are_read(tmp_path, name, names, config, dtype):
             assert (loaded.module.output[h] == expected[f"{h}.1.weight"].to(dtype)).all()
     assert loaded.module.heads == 3 and (loaded.module.output is None) == (names.get("own") is False)
     assert sorted(loaded.report.used) == sorted(made) and loaded.report.unused == loaded.report.missing == []
+    assert loaded.report.tensors == f"{layout} layout, {len(made)} tensors used, 0 unused, 0 missing"
     assert loaded.dtype == dtype and all("config says 2 heads" in notice for notice in loaded.report.notices)
     assert len(loaded.report.notices) == (config is V13)
 
@@ -150,6 +153,7 @@ def test_what_is_written_is_read_back_equal(tmp_path, layout, own, draft_ids, la
         assert difference(Drafter(loaded.module, of.lm_head).logits(hidden),
                           Drafter(module, of.lm_head).logits(hidden)) <= 1e-5
     assert loaded.config.accuracy == config.accuracy and loaded.config.medusa_num_heads == 3
+    assert loaded.report.layout == layout
     assert loaded.report.unused == [] or "copy" in loaded.report.notices[0]
 
 

@@ -10,7 +10,7 @@ import pytest
 from fake_hub import serve
 from tiny_page import saved_heads, saved_model, token_file, until
 
-from medusa_viz.decoding.settings import Walls
+from medusa_viz.decoding.settings import ServerLimits, Walls
 from medusa_viz.models import memory, presets, sources
 from medusa_viz.models.published import PUBLISHED
 from medusa_viz.tuning.published_trees import published
@@ -81,6 +81,21 @@ def test_the_menu_lists_what_fits_and_why_others_do_not(page, folders):
     assert page.menu()["local"][0]["running"]
 
 
+def test_details_of_a_model_say_where_it_comes_from_and_what_it_needs(page):
+    menu = page.menu()
+    by_title = {one["title"]: {row["label"]: row["value"] for row in one["facts"]}
+                for one in menu["local"] + menu["published"]}
+    assert by_title["model with heads"] == {}, "nobody listed what the server was started with"
+    assert by_title["SmolLM2-135M-Instruct"]["tree"] == "sparse:16"
+    assert by_title["Vicuna 7B v1.3"] == {
+        "model": "lmsys/vicuna-7b-v1.3",
+        "heads": "FasterDecoding/medusa-vicuna-7b-v1.3: 5 heads with an output matrix each",
+        "chat template": "the tokenizer's own; where it brings none, vicuna's, which comes with Medusa-Viz",
+        "tree": "published:vicuna_7b_stage1", "licence": "non-commercial (LLaMA)", "fits here": "no",
+        "memory": "32.1 GB in fp32, 16.0 GB in bf16 or fp16; on CUDA cards only: 9.6 GB in 8bit, 6.4 GB in 4bit"}
+    assert by_title["TinyLlama 1.1B Chat"]["fits here"] == "in fp32, bf16"
+
+
 def test_presets_are_listed_once_their_heads_are_here(page, monkeypatch, tmp_path):
     monkeypatch.setattr(presets, "REPOSITORY", tmp_path)
     (tmp_path / "assets" / "heads" / "smollm2-135m-medusa2").mkdir(parents=True)
@@ -121,6 +136,42 @@ def test_a_fault_is_told_until_the_next_action_and_again_when_it_comes_again(pag
         assert "stays in use" in page.act("poll")["status"]["notice"]
     page.act("start", prompt="abc")
     assert "stays in use" not in page.act("poll")["status"]["notice"]
+
+
+def test_heads_whose_model_nobody_knows_are_kept_until_it_is_named(page, folders, tmp_path):  # field case A17
+    lone = saved_heads(tmp_path / "lone", width=8)
+    config = json.loads((lone / "config.json").read_text())
+    (lone / "config.json").write_text(json.dumps(config | {"base_model_name_or_path": "N/A"}))
+    old = page.host.model
+    page.act("use", heads=str(lone))
+    until(lambda: page.host.status.fault, "the sentence")
+    notice = page.act("poll")["status"]["notice"]
+    assert notice.startswith("Name the model of these heads too, under “model”, where they are kept: ")
+    assert "[8, 8]" in notice and "[64, 64]" in notice and notice.endswith("The running model stays in use.")
+    assert page.host.model is old and page.menu()["astray"] == {"heads": str(lone), "model": ""}
+    other = page.act("poll", "two")["status"]["notice"]
+    assert other.startswith("The heads tensor") and "stays in use" in other
+    assert json.loads(page.sessions.models("two"))["astray"] is None, "what one person typed is no other's"
+    page.act("step")  # the sentence was read; the heads still wait
+    assert page.menu()["astray"]["heads"] == str(lone)
+    page.act("use", model="/nowhere")
+    until(lambda: page.host.status.fault, "another sentence")
+    assert page.menu()["astray"] is None
+    page.act("use", heads=str(saved_heads(tmp_path / "named", width=8)))
+    until(lambda: page.host.status.astray, "the heads")
+    assert page.menu()["astray"]["model"] == "tiny", "their config names it"
+    used(page, heads=str(folders.more))
+    assert page.menu()["astray"] is None
+
+
+def test_a_server_started_with_heads_of_another_model_asks_for_theirs(folders, monkeypatch, tmp_path):
+    lone = saved_heads(tmp_path / "lone", width=8)
+    for locked in (False, True):
+        sessions = hosts.Sessions({"model": str(folders.model), "heads": str(lone), "device": "cpu"}, locked=locked)
+        sessions.host.load()
+        menu = json.loads(sessions.models("one"))
+        assert sessions.host.status.state == "error"
+        assert menu["astray"] == (None if locked else {"heads": str(lone), "model": "tiny"})
 
 
 def test_a_published_model_brings_template_and_tree_and_the_old_one_is_released(page, folders, tmp_path, monkeypatch):
@@ -180,10 +231,32 @@ def test_the_servers_options_reach_host_and_engine(monkeypatch):
     import app
     from medusa_viz.ui import running
 
-    options = app.parse(["--compile", "--lock-model"])
+    options = app.parse(["--compile", "--lock-model", "--max-sessions", "3", "--max-nodes", "9"])
+    assert options.limits == ServerLimits(3, 9) and app.parse([]).limits == ServerLimits(16, 0)
     assert options.lock_model and options.compile and not app.parse([]).lock_model
     asked = []
     monkeypatch.setattr(running, "load", lambda options, report, beside: asked.append(options) or 1 / 0)
     host = hosts.Host({"compile": True})
+    assert host.max_nodes(None) == 256
     host.load()
     assert asked[0]["compile"] is True and host.status.state == "error"
+
+
+@pytest.mark.parametrize(("limits", "most"), [(None, 256), (ServerLimits(max_nodes=9), 9)])
+def test_the_most_nodes_of_a_step_are_a_setting(folders, limits, most):
+    sessions = hosts.Sessions({"model": str(folders.model), "heads": str(folders.heads), "device": "cpu"},
+                              limits=limits)
+    sessions._opening = None
+    sessions.host.load()
+    try:
+        def act(action, **payload):
+            return json.loads(sessions.act("one", action, payload))
+
+        act("start", prompt="abc")
+        view = act("knob", top_s=[10, 10, 10], size=most)
+        assert not view["run"]["verify_blocked"] and view["run"]["can"]["step"]
+        view = act("knob", size=most + 1)
+        assert f"{most + 1:,}" in view["run"]["verify_blocked"] and f"{most:,}" in view["run"]["verify_blocked"]
+        assert not view["run"]["can"]["step"]
+    finally:
+        sessions.shutdown()

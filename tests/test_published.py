@@ -27,6 +27,19 @@ def test_parameters_are_those_of_the_models(name, parameters, heads_file):
         assert preset.head_parameters * 2 == pytest.approx(heads_file, rel=1e-2)
 
 
+@pytest.mark.parametrize(("size", "version", "tree"), [("7b", "v1.5", "vicuna_7b_stage2"),
+                                                       ("13b", "v1.5", "vicuna_13b_stage2"),
+                                                       ("33b", "v1.3", "vicuna_33b_stage2")])
+def test_medusa_2_vicunas_are_listed_with_their_makers_trees(size, version, tree):
+    repository = f"FasterDecoding/medusa-1.0-vicuna-{size}-{version}"
+    [preset] = [preset for preset in PUBLISHED.values() if preset.backbone == repository]
+    assert (preset.heads, preset.head_count, preset.tree) == (repository, 5, f"published:{tree}")
+    assert preset.chat_template == PUBLISHED["vicuna-7b-v1.3"].chat_template
+    counted = preset.sizes.footprint
+    if size == "33b":  # the shards' size, in bf16
+        assert 2 * (counted.linears + counted.rest + preset.head_parameters) == pytest.approx(67.64e9, rel=1e-3)
+
+
 @pytest.mark.parametrize("name", ["vicuna-7b-v1.3", "mistral-7b-v0.2", "llama-3.1-8b", "tinyllama-1.1b"])
 def test_transformers_counts_the_same(name):
     sizes = PUBLISHED[name].sizes
@@ -67,6 +80,7 @@ def test_what_fits_is_said_in_one_sentence_each():
             assert fit.sentence.endswith(".") and "\n" not in fit.sentence and fit.preset.title in fit.sentence
             assert (fit.dtype is None) == ("does not fit" in fit.sentence)
             assert fit.dtype is None or fit.preset.need(fit.dtype) <= free
+    assert {fit.preset.name: fit.dtypes for fit in fits("cuda", int(12 * GB))}["vicuna-7b-v1.3"] == ["8bit", "4bit"]
     small = {fit.preset.name: fit.dtype for fit in fits("cuda", int(8 * GB))}
     assert (small["tinyllama-1.1b"], small["vicuna-7b-v1.3"], small["vicuna-33b-v1.3"]) == ("bf16", "4bit", None)
     assert {fit.preset.name: fit.dtype for fit in fits("cpu", int(8 * GB))}["tinyllama-1.1b"] == "fp32"

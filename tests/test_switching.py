@@ -20,7 +20,7 @@ from medusa_viz.ui import running
 def folders(tmp_path_factory):
     root = tmp_path_factory.mktemp("models")
     facts = {"recipe": "medusa1", "init": "first stretch", "data": "<b>mine</b>.npz", "tokens": 1234,
-             "date": "2026-01-02", "tokens_per_step": {"15": 1.5}}
+             "date": "2026-01-02", "tokens_per_step": {"15": 1.5}, "held_out_top1": [0.31, 0.2, 0.1, 0.05]}
     return SimpleNamespace(model=saved_model(root / "model"), other=saved_model(root / "other"),
                            heads=saved_heads(root / "heads"), more=saved_heads(root / "more", 4, 1, facts),
                            foreign=saved_heads(root / "foreign", width=8))
@@ -62,8 +62,10 @@ def test_other_heads_share_the_backbone_and_a_run_ends_on_those_it_began_with(pa
     assert told["data"] == "<b>mine</b>.npz · 1,234 reply tokens" and told["began from"] == "first stretch"
     assert told["runs on"].startswith("CPU, ") and told["runs on"].endswith("· fp32 (fp32 is exact and fastest on cpu)")
     assert told["linears"] == new.engine.backbone.linears and told["step"] == new.engine.backbone.step
+    assert told["file"] == "medusa layout, 8 tensors used, 0 unused, 0 missing"
+    assert told["draft from"] == "shared output matrix (the backbone's LM head), all 260 rows"  # field case A13
     assert told["note"] == "the heads were trained on tiny, and may draft worse on model"
-    assert told["held-out top-1"] == "0.400 · 0.200 · 0.133 · 0.100" and told["tokens per step"].startswith("1.50")
+    assert told["held-out top-1"] == "0.310 · 0.200 · 0.100 · 0.050" and told["tokens per step"].startswith("1.50")
 
 
 def test_notices_of_loading_are_shown_to_whom_the_server_belongs(page):

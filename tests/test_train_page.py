@@ -8,9 +8,11 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from tiny_page import saved_heads, saved_model, token_file, until
 
+from medusa_viz.training import data, shipped
 from medusa_viz.ui import host as hosts
 from medusa_viz.ui import train_runner
 
@@ -56,11 +58,41 @@ def test_the_form_offers_what_the_commands_offer(page):
     assert [recipe["name"] for recipe in form["recipes"]] == list(RECIPES)
     assert form["models"][0] == {"name": str(page.model), "label": "tiny (running)"}
     assert form["data"] == [{"path": str(page.data), "label": "some.npz (306 reply tokens)", "tokens": 306}]
+    assert form["chosen"] == ""
     fields = {field["name"]: field for field in form["recipes"][0]["fields"]}
     assert fields["passes"]["main"] and fields["passes"]["low"] == 1 and fields["lr"]["help"]
     for preset in form["presets"]:
         assert set(preset["settings"]) <= set(fields)
     assert page.act("poll")["form"] is None
+
+
+def test_the_shipped_replies_are_those_of_the_default_backbone():
+    path = shipped.training_file("smollm2-135m")
+    assert path.is_file() and shipped.training_file("smollm2-135m-medusa2") == path
+    assert shipped.training_file("someone/else") is None and shipped.training_file("") is None
+    tokens, heats = shipped.facts(path)
+    assert tokens == 52_275 and heats == ["0.7", "1"]
+
+
+def test_replies_that_ship_for_the_running_model_stand_first_and_start_with_one_click(page, monkeypatch):
+    own = page.root / "shipped.npz"
+    heats = np.array([0, 0, 0.7] * 8, np.float16)
+    np.savez(own, ids=np.random.default_rng(0).integers(0, 40, 24 * 40).astype(np.uint16), offsets=np.arange(25) * 40,
+             reply_start=np.full(24, 6), temperature=heats, prompt=np.arange(24), split=np.zeros(24, np.uint8))
+    monkeypatch.setattr(shipped, "training_file", lambda model: own if model == str(page.model) else None)
+    form = page.act("hello")["form"]
+    label = "Shipped: 714 reply tokens to train.jsonl, greedy + 0.7"  # 21 of the 24 replies
+    assert form["data"][0] == {"path": str(own), "label": label, "tokens": 714} and form["chosen"] == str(own)
+    assert [one["path"] for one in form["data"][1:]] == [str(page.data)]
+    assert not page.start("first", data=form["chosen"])["notice"]
+    until(lambda: state(page) != "running", "the end")
+    run = page.act("poll")["run"]
+    assert run["state"] == "finished" and run["held_out"].startswith("Held out, after pass 5: top-1 ")
+    assert "tokens per step" in run["held_out"], "the greedy ones among them are replayed"
+    facts = json.loads((page.root / "runs" / "first" / "config.json").read_text())["trained"]
+    assert facts["tokens"] == 714 and not data.load([own]).split.any(), "the shipped file stays as it is"
+    page.sessions.host.locked = True
+    assert page.act("hello")["form"] is None and "for visitors" in page.start("second", data=str(own))["notice"]
 
 
 def test_a_run_grows_finishes_and_its_heads_are_used(page):
@@ -176,7 +208,7 @@ def test_a_run_goes_to_the_servers_device_and_over_a_quantised_model_as_it_is(pa
 
 def test_heads_are_used_in_the_dtype_of_their_own_model(page, monkeypatch):
     host, asked = page.sessions.host, []
-    monkeypatch.setattr(host, "use", lambda **options: asked.append(options))
+    monkeypatch.setattr(host, "use", lambda by, **options: asked.append(options))
     folder = saved_heads(page.root / "runs" / "left")
     plan = {"name": "left", "recipe": "medusa1", "model": str(page.model), "data": [str(page.data)], "settings": {}}
     train_runner.write(folder, {"plan": plan, "state": "finished"})

@@ -193,6 +193,8 @@ def test_a_run_leaves_heads_that_load_and_a_backbone_that_is_bit_identical(tmp_p
     rate = loaded.config.trained["tokens_per_step"]["15"]
     known_rate, = accuracy.cross_replay(known.table, known.fold, [15])
     assert rate == pytest.approx(known_rate.tokens_per_step, abs=1e-4) and f"| {rate:.3f} |" in card
+    top1 = accuracy.accuracy(known.table).top(1)  # of the same replies
+    assert loaded.config.trained["held_out_top1"] == pytest.approx(top1.tolist(), abs=1e-4) and top1.any()
     assert "built from the replies to one half of the prompts and replayed on those to the other" in card
     json.loads((job.out / checkpoints.CONFIG_NAME).read_text())
     recipe.run(job, resume=True)  # nothing left to do, nothing broken

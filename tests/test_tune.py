@@ -1,7 +1,7 @@
 """`tune` and `export`: what they print, write, read back and refuse."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,7 +17,7 @@ from medusa_viz.models import checkpoints
 from medusa_viz.models.beside import RANKS_NAME, heads_fingerprint
 from medusa_viz.models.checkpoints import HeadsConfig
 from medusa_viz.training import own_text
-from medusa_viz.tuning import accuracy, latency, measure_latency, tune_report
+from medusa_viz.tuning import accuracy, extents, latency, measure_latency, tune_report
 from medusa_viz.tuning import calibration as calibrations
 from medusa_viz.tuning.builders import sparse
 from medusa_viz.tuning.calibration import calibrating, known_of
@@ -25,6 +25,7 @@ from medusa_viz.tuning.formats import FORMATS, read
 from medusa_viz.tuning.jobs import finish
 from medusa_viz.tuning.published_trees import published
 from medusa_viz.tuning.specs import Facts, build
+from medusa_viz.ui import tuner_work
 
 ACCURACY = [[0.5, 0.2, 0.1], [0.3, 0.2, 0.1], [0.2, 0.1, 0.05]]
 
@@ -78,6 +79,25 @@ def test_tune_prints_table_and_recommendation_and_measures(engine, ranks, tmp_pa
     assert names[:7] == ["plain", *(f"{name}:{n}" for name in ("best-dense", "sparse") for n in (3, 7, 15))]
     assert all(run["equals_greedy"] is True for run in result["measured"])
     assert latency.load(tmp_path / "curve.json").recorded and str(tmp_path) not in out.read_text()
+
+
+def test_the_threshold_study_of_the_page_as_a_command(engine, ranks, tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(extents.STUDY, "quick", extents.Extent((0.01, 0.25), (0.7,), 2, 8))
+    out = tmp_path / "tune.json"
+    assert cli.main(["tune", "--ranks", str(ranks), "--thresholds", "quick", "--json", str(out)]) == 0
+    said, result = capsys.readouterr(), json.loads(out.read_text())
+    study, best = result["thresholds"], result["recommended"]
+    assert study["tree"] == (best["spec"] if best else "sparse:16") and "threshold study: 100%" in said.err
+    facts = calibrations.facts_of(engine, accuracy.load(ranks))
+    asked = tuner_work.studying(engine, build(study["tree"], facts).tree, (0.01, 0.25), (0.7,), 2, 8)  # the page's job
+    points = json.loads(json.dumps([asdict(point) for point in finish(asked).points]))
+    assert study["points"] == points and len(points) == 5
+    table = said.out[said.out.index("typical acceptance with") :].splitlines()[3:]
+    assert [line.split()[-4] for line in table if line] == [f"{point['tokens_per_step']:.3f}" for point in points]
+    assert any("typical" in line and " 0.25 " in line for line in table) and "plain sampling" in said.out
+    assert "the threshold study of typical acceptance" in said.err
+    assert cli.main(["tune", "--thresholds", "long"]) == 2
+    assert "invalid choice: 'long'" in capsys.readouterr().err
 
 
 def test_tune_takes_measured_step_times_from_the_cache(engine, ranks, monkeypatch, capsys):

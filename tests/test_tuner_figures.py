@@ -67,6 +67,19 @@ def test_trees_draw_predicted_hollow_and_measured_filled():
     assert "<b>" not in figure["data"][0]["hovertext"][0] and len({key["label"] for key in chart.legend}) == 7 + 3
 
 
+def test_published_trees_are_points_named_in_the_free_corner():
+    high, low = spots("published", [1.8, 1.9]), spots("published", [1.1, 1.2])
+    for published, corner, order in ((high, 0, [1.9, 1.8]), (low, 1, [1.2, 1.1])):
+        unknown = Spot("published", "a<b>", 63, None)
+        chart = tuner_figures.trees({}, [], None, None, "y", T, published=[unknown, *published])
+        figure = valid(chart)
+        assert not chart.legend, "the names stand below their mark"
+        points, label = figure["data"][0], figure["layout"]["annotations"][0]
+        assert points["mode"] == "markers" and points["y"] == order and points["marker"]["symbol"] == "pentagon-open"
+        assert label["y"] == corner and label["text"].count("<br>") == 1 and "<b>" not in label["text"]
+        assert f"best first: {order[0]:.3f} to {order[1]:.3f}" in label["text"]
+
+
 def test_trees_of_nothing_and_of_no_nodes():
     assert tuner_figures.trees({}, [], None, None, "y", T).points == 0
     chart = tuner_figures.trees({}, [Spot("plain", "p", 0, 1.0)], Spot("own", "o", 0, 1.0), None, "y", T)

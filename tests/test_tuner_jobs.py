@@ -10,14 +10,18 @@ import pytest
 from tiny_page import token_file, until
 from tiny_tuner import done, fact, first, part, saved, serving
 
-from medusa_viz.decoding.tree import dense
+from medusa_viz import cli
+from medusa_viz.decoding import engine as engines
+from medusa_viz.decoding.tree import dense, from_paths
+from medusa_viz.models import beside
 from medusa_viz.models.beside import RANKS_NAME
 from medusa_viz.training import own_text
-from medusa_viz.tuning import accuracy
+from medusa_viz.tuning import accuracy, calibration, extents, formats
+from medusa_viz.tuning.builders import sparse
 from medusa_viz.tuning.jobs import Progress
 from medusa_viz.ui import tuner_plan, tuner_work
 
-SWEEP = tuner_plan.Depth((0.01, 0.25), (0.7,), 2, 6)
+SWEEP = extents.Extent((0.01, 0.25), (0.7,), 2, 6)
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +98,7 @@ def test_a_measurement_that_is_cancelled_at_once_leaves_the_table_as_it_was(page
 
 
 def test_a_cancelled_study_keeps_its_points_and_says_how_many(page, monkeypatch):
-    monkeypatch.setitem(tuner_plan.STUDY, "quick", SWEEP)
+    monkeypatch.setitem(extents.STUDY, "quick", SWEEP)
     with monkeypatch.context() as patch:
         held = Held(patch, "studying", lambda now: now.so_far and len(now.so_far.points) == 3)
         page.act("thresholds", extent="quick")
@@ -196,10 +200,11 @@ def test_a_step_of_the_explorer_waits_for_one_part_of_anothers_job_at_most(page,
 def test_a_part_of_a_job_is_a_prefill_and_a_step_at_most(page, name):
     engine, passes = page.host.model.engine, []
     handle = engine.backbone.model.register_forward_hook(lambda *_: passes.append(1))
-    arguments = {"calibrating": (page.host.model.options,), "timing": (), "measuring": ({"c": dense([1, 1])}, 3, 6),
-                 "studying": (dense([1, 1]), (0.09,), (0.7,), 3, 6)}
+    arguments = {"calibrating": (page.host.model,), "timing": (engine,),
+                 "measuring": (engine, {"c": dense([1, 1])}, 3, 6),
+                 "studying": (engine, dense([1, 1]), (0.09,), (0.7,), 3, 6)}
     try:
-        for _ in getattr(tuner_work, name)(engine, *arguments[name]):
+        for _ in getattr(tuner_work, name)(*arguments[name]):
             assert len(passes) <= 2, "nobody waits for more"
             passes.clear()
     finally:
@@ -215,28 +220,69 @@ def test_calibrating_reads_the_training_half_of_the_shipped_replies(page, monkey
     assert tuner_work.reply_tokens(None, {}) == (9 * 40, 0)
     view = done(page, "calibrate")
     assert f"{9 * 34} positions of 9 greedy replies" in view["sources"]["rates"]
-    engine = page.host.model.engine
-    assert tuner_work.stored(engine, {})[0] is not None
-    again = token_file(page.root / "others.npz", replies=8)
-    monkeypatch.setattr(tuner_work, "shipped", lambda engine, options: again)
-    assert tuner_work.stored(engine, {})[0] is None, "a calibration on other replies than ship by now is out of date"
 
 
-def test_the_users_own_calibration_counts_before_the_table_beside_the_heads(page):
-    engine = page.host.model.engine
-    beside = Path(engine.loaded.source) / RANKS_NAME
+def other_table(engine):
+    """A rank table beside the heads that ranks everything three places lower than the user's own."""
+    kept, _ = tuner_work.stored(engine)
+    table = replace(kept.table, ranks=np.minimum(kept.table.ranks.astype(int) + 3, 255).astype(np.uint8))
+    other = replace(kept, table=table, about=kept.about | {"replies": "held out", "own_text": False})
+    path = Path(engine.loaded.source) / RANKS_NAME
+    accuracy.save(path, other, accuracy.accuracy(other.table))
+    return path, other
+
+
+def test_in_the_tuner_the_users_own_calibration_counts_before_the_table_beside_the_heads(page):
     done(page, "calibrate")
-    kept, _ = tuner_work.stored(engine, {})
-    other = replace(kept, about=kept.about | {"replies": "held out", "own_text": False})
-    accuracy.save(beside, other, accuracy.accuracy(other.table))
+    engine = page.host.model.engine
+    kept, _ = tuner_work.stored(engine)
+    path, other = other_table(engine)
     try:
-        assert tuner_work.stored(engine, {})[0].about == kept.about
+        assert tuner_work.stored(engine)[0].about == kept.about
         elsewhere = replace(engine, title="another backbone")
-        assert tuner_work.stored(elsewhere, {})[0] is None, "both tables are of heads on another backbone"
-        tuner_work._file(engine).unlink()
-        assert tuner_work.stored(engine, {})[0].about == other.about
+        assert tuner_work.stored(elsewhere)[0] is None, "both tables are of heads on another backbone"
+        beside.own_place(engine.drafter.module).unlink()
+        assert tuner_work.stored(engine)[0].about == other.about
     finally:
-        beside.unlink()
+        path.unlink()
+
+
+def test_what_the_tuner_calibrated_counts_in_the_explorer_and_for_commands(page, capsys):
+    """Heads that bring no rank table: the Explorer, without a restart, `decode`, `tune` and `export` go by it too."""
+    config = page.host.model.engine.accuracy
+    page.explorer("start", prompt="abc")
+    done(page, "calibrate")
+    study = page.sessions.pages["tuner"]._desks["one"].study
+    rates = accuracy.shares(study.known.table)
+    assert study.facts.rates == rates != config
+    wanted = sparse(rates, 9).fingerprint
+    assert wanted != sparse(config, 9).fingerprint
+    for again in (False, True):
+        if again:
+            page.explorer("start", prompt="abc")
+        view = page.explorer("knob", top_s=[10, 10, 10], size=9)
+        paths = [[int(rank) for rank in node["path"].split(".")] for node in view["tree"]["nodes"] if node["path"]]
+        assert from_paths(paths).fingerprint == wanted
+    named = page.host.model.options
+    loaded = engines.load(engines.EngineOptions(named["model"], named["heads"], "cpu"))
+    assert loaded.accuracy == rates and cli.tree_from("sparse:9", loaded).fingerprint == wanted  # decode, bench
+    assert calibration.known_here(loaded).about == study.known.about  # tune
+    assert cli.main(["export", "--tree", "sparse:9", "--heads", loaded.loaded.source]) == 0
+    assert formats.read(capsys.readouterr().out).shape.fingerprint == wanted
+    beside.own_place(loaded.drafter.module).write_bytes(b"damaged")
+    assert calibration.known_here(loaded) is None and tuner_work.stored(loaded)[0] is None
+
+
+def test_heads_that_bring_a_rank_table_keep_it_in_the_explorer(page):
+    done(page, "calibrate")
+    path, other = other_table(page.host.model.engine)
+    try:
+        done(page, "calibrate")
+        engine = page.host.model.engine
+        assert engine.accuracy == accuracy.shares(other.table)
+        assert calibration.known_here(engine).about == other.about
+    finally:
+        path.unlink()
 
 
 def test_figures_of_the_original_backbones_text_are_said_to_be_that(page):

@@ -1,13 +1,16 @@
 """The Tuner page from the server's side: visitors, trees, exchange, and the tree in the Explorer's session."""
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 from tiny_page import until
 from tiny_tuner import QUICK_ROWS, done, fact, first, part, saved, serving, surveyed
 
-from medusa_viz.tuning import formats, latency, thresholds
+from medusa_viz.decoding import decoder
+from medusa_viz.tuning import formats, latency, specs, thresholds
+from medusa_viz.tuning.dynamic import dynamic
 from medusa_viz.tuning.published_trees import published
 from medusa_viz.ui import host as hosts
 from medusa_viz.ui import tuner_charts, tuner_plan
@@ -153,13 +156,17 @@ def test_heads_without_accuracies_are_calibrated_first(page, folders, tmp_path):
 # ---- trees --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("budget", [0, 1, 63, 300])
+@pytest.mark.parametrize("budget", [0, 1, 63, 4680])
 def test_every_builder_draws_what_it_builds(page, budget):
     done(page, "calibrate")
-    for kind in ("sparse", "best-dense", "sequoia", "joint", "random-dense", "random-sparse", "chain"):
+    for kind in (*specs.BUILDERS, "chain"):
         view = page.act("choose", kind=kind, budget=budget)
         assert not view["notice"] and view["chosen"]["nodes"] <= budget
+        assert view["controls"]["detents"][-1] == 4680
         tree = part(view, "tree")
+        if kind == "dynamic" and budget:
+            assert view["chosen"]["nodes"] == budget and tree["figure"] is None
+            continue
         assert tree["count"] == view["chosen"]["nodes"]
         assert len([node for node in tree["nodes"] if node["own"]]) + tree["folded"] == tree["count"]
 
@@ -167,12 +174,64 @@ def test_every_builder_draws_what_it_builds(page, budget):
 @pytest.mark.parametrize(("payload", "word"), [
     ({"kind": "sparse", "budget": -1}, "0 to 4,680"), ({"kind": "sparse", "budget": "7"}, "0 to 4,680"),
     ({"kind": "sparse", "budget": True}, "0 to 4,680"), ({"kind": "<b>", "budget": 3}, "“<b>”"),
-    ({"kind": "published", "name": "x"}, "no published tree"), ({"kind": "sequoia", "budget": 4680}, "beyond 512"),
+    ({"kind": "published", "name": "x"}, "no published tree"), ({"kind": "sequoia", "budget": 4681}, "0 to 4,680"),
     ({"kind": "joint", "budget": 3}, "calibrate"), ({"kind": 3}, "cannot take"),
 ])
 def test_what_cannot_be_chosen_is_a_sentence_and_changes_nothing(page, payload, word):
     view = page.act("choose", **payload)
     assert word in view["notice"] and view["chosen"]["title"] == "sparse:16"
+
+
+@pytest.mark.parametrize("kind", ["sparse", "dynamic"])
+def test_a_tree_that_is_too_large_to_verify_is_not_decoded_with(page, kind):
+    page.act("choose", kind=kind, budget=300)
+    for job in ("measure", "thresholds"):
+        view = page.act(job, extent="quick")
+        assert "over the limit of 256 verified nodes" in view["notice"] and view["job"] is None
+
+
+def test_step_times_name_sequoias_size(page):
+    assert page.act("choose", kind="sparse", budget=8)["controls"]["sized"] is None
+    sized = page.act("choose", kind="sequoia", budget=40)["controls"]["sized"]
+    assert sized["nodes"] is None and "Measure step times" in sized["text"]
+    surveyed(page)
+    flat = replace(curve(), curves=[latency.Curve(64, [latency.Spread(10 + row / 9, 9.0, 40.0) for row in QUICK_ROWS])])
+    for batch in (1, 4):
+        page.act("load_curve", text=latency.to_json(flat))
+        view = page.act("price", batch=batch)
+        sized = view["controls"]["sized"]
+        facts = page.sessions.pages["tuner"]._desks["one"].study.facts
+        wanted = specs.build("sequoia", replace(facts, step_ms=lambda n, batch=batch: flat.step_ms(n, batch))).shape
+        assert sized["nodes"] == wanted.nodes > 0
+        assert f"favour {wanted.nodes} node" in sized["text"] and f"to depth {wanted.height}" in sized["text"]
+        line = next(trace for trace in json.loads(part(view, "steps")["figure"])["data"] if trace["name"] == "sequoia")
+        assert wanted.nodes in line["x"] and line["x"] == sorted(set(line["x"]))
+        view = page.act("choose", kind="sequoia", budget=sized["nodes"])
+        assert view["chosen"]["fingerprint"] == wanted.fingerprint
+    steep = replace(curve(), curves=[latency.Curve(64, [latency.Spread(10.0 * row, 9.0, 400.0) for row in QUICK_ROWS])])
+    sized = page.act("load_curve", text=latency.to_json(steep))["controls"]["sized"]
+    assert sized["nodes"] is None and "plain decoding is expected to be as fast" in sized["text"]
+
+
+def test_the_chart_of_tokens_per_step_holds_the_published_trees(page):
+    def points():
+        view = surveyed(page)
+        figure = json.loads(part(view, "steps")["figure"])
+        return next((t for t in figure["data"] if t["name"] == "published"), None), figure, view
+
+    shown, figure, view = points()
+    assert len(shown["x"]) == len(shown["y"]) == 9 and max(shown["x"]) <= 63 and shown["y"] == sorted(shown["y"])[::-1]
+    assert shown["mode"] == "markers" and not any(t["name"] == "published" for t in json.loads(
+        part(view, "speed")["figure"])["data"])
+    hover = next(text for text in shown["hovertext"] if "mc_sim_7b_63" in text)
+    assert "61 nodes" in hover and "2 nodes below depth 3 are left out" in hover
+    label = figure["layout"]["annotations"][-1]["text"].split("<br>")
+    named = " · ".join(label[1:]).split(" · ")
+    assert named == [text.split(":")[1] for text in shown["hovertext"]] and set(named) == set(published())
+    before = shown["y"]
+    done(page, "calibrate")
+    shown, _, _ = points()
+    assert shown["y"] != before and "replayed" in shown["hovertext"][0], "a calibration judges them anew"
 
 
 def test_published_trees_are_trimmed_with_a_note(page):
@@ -192,8 +251,7 @@ def test_a_tree_with_more_leaves_than_lines_is_folded_until_there_is_room(page):
 
 def test_a_dynamic_tree_says_what_it_cannot(page):
     view = page.act("choose", kind="dynamic", budget=7)
-    assert part(view, "tree")["figure"] is None and view["chosen"]["why_not"]
-    assert "another one at each step" in page.act("use")["notice"]
+    assert part(view, "tree")["figure"] is None and view["chosen"]["dynamic"]
     assert "another one" in page.act("prune", path="0")["notice"]
     assert not part(page.act("hello"), "exchange")["possible"]
 
@@ -275,10 +333,10 @@ def test_hostile_text_is_refused_in_one_sentence(page, text):
 
 def test_an_explicit_tree_decodes_as_greedy_does(page):
     page.act("import", text="[[0],[2],[0,1],[2,0],[0,1,3]]")
-    paths = page.act("use")["give"]["paths"]
+    given = page.act("use")["give"]["tree"]
     assert page.act("hello")["give"] is None, "given once"
     page.explorer("hello")
-    view = page.explorer("tree", paths=paths)
+    view = page.explorer("tree", **given)
     assert not view["status"]["notice"]
     view = page.explorer("start", prompt="abc")
     assert view["knobs"]["readout"].startswith("own tree of 5 nodes (2/2/1)") and view["knobs"]["size"] == 5
@@ -291,6 +349,26 @@ def test_an_explicit_tree_decodes_as_greedy_does(page):
     assert "own tree" not in view["knobs"]["readout"] and view["knobs"]["top_s"] == [3, 2, 4]
     view = page.explorer("back")
     assert view["knobs"]["readout"].startswith("own tree"), "a step comes back with its own tree"
+
+
+def test_a_dynamic_tree_is_rebuilt_there_by_the_temperatures_that_calibrating_fitted(page):
+    """Before, the heads' probabilities are taken as they are, and the page says so."""
+    page.act("choose", kind="dynamic", budget=6)
+    given = page.act("use")["give"]["tree"]
+    assert given == {"dynamic": 6}
+    page.explorer("hello")
+    assert "no temperatures were fitted" in page.explorer("tree", **given)["status"]["notice"]
+    done(page, "calibrate")
+    assert not page.explorer("tree", **given)["status"]["notice"]
+    fitted = page.sessions.pages["tuner"]._desks["one"].study.facts.temperatures
+    trees = dynamic(3, 6, None, fitted)
+    page.explorer("start", prompt="abc")
+    for _ in range(3):
+        view = page.explorer("step")
+        entry = page.sessions.session("one").entry
+        right = decoder.step_shape(page.host.model.engine.drafter, entry.position.hidden, trees)
+        assert entry.step.shape.fingerprint == right.fingerprint and len(view["tree"]["nodes"]) == 7
+    until(lambda: page.explorer("poll")["equality"]["state"] in ("equal", "tie"), "the comparison with plain greedy")
 
 
 def test_a_tree_that_walls_and_size_give_is_theirs(page):

@@ -6,7 +6,7 @@ import pytest
 from tiny_session import serving
 
 from medusa_viz.decoding import records
-from medusa_viz.ui import host as hosts
+from medusa_viz.decoding.settings import ServerLimits
 from medusa_viz.ui.page import answer
 
 TOKEN = "0123456789abcdef" * 2
@@ -17,8 +17,8 @@ def page():
     yield from serving()
 
 
-def test_the_oldest_idle_session_makes_room_and_its_owner_is_told(page, monkeypatch):
-    monkeypatch.setattr(hosts, "MAX_SESSIONS", 2)
+def test_the_oldest_idle_session_makes_room_and_its_owner_is_told(page):
+    page.sessions.host.limits = ServerLimits(max_sessions=2)
     page.act("start", "old", prompt="abcdef")
     page.act("hello", "second")
     page.act("hello", "third")

@@ -11,6 +11,7 @@ import pytest
 from tiny_page import saved_heads, saved_model, until
 
 from medusa_viz.training import own_text
+from medusa_viz.tuning import extents
 from medusa_viz.ui import host as hosts
 from medusa_viz.ui import tuner_plan
 
@@ -33,7 +34,7 @@ def serving(folders: SimpleNamespace, cache: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(own_text, "ANSWERED", 4)
     monkeypatch.setattr(own_text, "ANSWER_TOKENS", 12)
     monkeypatch.setitem(tuner_plan.MEASURE, "quick", (1, 6))
-    monkeypatch.setitem(tuner_plan.STUDY, "quick", tuner_plan.Depth((0.01, 0.25), (0.7,), 1, 6))
+    monkeypatch.setitem(extents.STUDY, "quick", extents.Extent((0.01, 0.25), (0.7,), 1, 6))
     sessions = hosts.Sessions({"model": str(folders.model), "heads": str(folders.heads), "device": "cpu"})
     sessions._opening = None
     sessions.host.load()

@@ -149,10 +149,10 @@ def _filled(root: Tensor, plan: Plan, top: DraftTokens) -> Candidates:
     return Candidates(torch.cat([root, top.ids[:, : plan.width].flatten()[plan.gather]]), top)
 
 
-def propose_anew(backbone: Backbone, drafter: Drafter, state: DecodingState, trees: StepTrees, room: int
-                 ) -> tuple[Plan, Candidates]:
-    """Draft with a tree made for this step alone, at most `room` tokens deep."""
-    top = drafter.top(state.hidden, trees.width, with_p=True)
+def propose_anew(backbone: Backbone, drafter: Drafter, state: DecodingState, trees: StepTrees, room: int,
+                 width: int = 0) -> tuple[Plan, Candidates]:
+    """Draft with a tree made for this step alone, at most `room` tokens deep; `width` as for `propose`."""
+    top = drafter.top(state.hidden, max(trees.width, width), with_p=True)
     shape = trees.shape(top)
     step = plan(shape.trimmed(min(shape.height, room)), backbone, drafter)
     return step, _filled(_root(state, step), step, top)

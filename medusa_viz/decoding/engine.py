@@ -100,6 +100,9 @@ def find(options: EngineOptions, placement: device.Placement, report: Report
     known = {Path(name).name.lower() for name in (options.model, source.repository, source.title, loaded.source)}
     if loaded.base and Path(loaded.base).name.lower() not in known:
         loaded.report.notices.append(f"the heads were trained on {loaded.base}, and may draft worse on {source.title}")
+    if options.heads and not loaded.base:
+        loaded.report.notices.append("the heads do not say which model they were trained on: name that one if it is "
+                                     f"another than {source.title}")
     return source, checkpoints.with_ranks(loaded, loaded.titled(source.title), placement.dtype_name)
 
 

@@ -19,7 +19,7 @@ from medusa_viz.decoding.clock import Clock
 from medusa_viz.decoding.engine import Engine
 from medusa_viz.decoding.records import Drafts, Timings, Verification
 from medusa_viz.decoding.settings import Acceptance
-from medusa_viz.decoding.tree import TreeShape
+from medusa_viz.decoding.tree import MAX_TREE_DEPTH, TreeShape
 from medusa_viz.models import device
 from medusa_viz.models.backbone import Forward
 
@@ -67,22 +67,33 @@ class LiveRun:
         root = decoder.next_token(forward.logits[0], settings, len(ids))
         return Position(ids, forward.hidden, root, _p(forward.logits[0], root))
 
-    def look(self, position: Position, shape: TreeShape, settings: Acceptance) -> Look:
-        """Propose and verify a tree at a position, and read off what a page shows of it."""
+    def shape(self, position: Position, tree: decoder.Tree, room: int) -> TreeShape:
+        """The shape that a tree has at a position by what the heads say there, at most `room` tokens deep. The
+        backbone does not run."""
+        shape = decoder.step_shape(self.engine.drafter, position.hidden, tree)
+        return shape.trimmed(min(shape.height, room))
+
+    def look(self, position: Position, tree: decoder.Tree, settings: Acceptance, room: int = MAX_TREE_DEPTH) -> Look:
+        """Propose and verify a tree at a position, and read off what a page shows of it. One that is made for this
+        step alone is at most `room` tokens deep, and its making counts as proposing."""
         engine = self.engine
         self._align(position.ids)
-        plan = decoder.plan(shape, engine.backbone, engine.drafter)
+        fixed = decoder.plan(tree, engine.backbone, engine.drafter) if isinstance(tree, TreeShape) else None
         state = decoder.DecodingState(self.cache, position.hidden, position.root)
         self._look = self._forward = None  # its cache rows are about to be overwritten
-        engine.backbone.ready(self.cache, shape.nodes + 1)
+        engine.backbone.ready(self.cache, tree.nodes + 1)
         clock = Clock(engine.backbone.device)
         clock.mark()
-        candidates = decoder.propose(engine.drafter, state, plan, width=observe.TOP)
+        if fixed:
+            plan, candidates = fixed, decoder.propose(engine.drafter, state, fixed, width=observe.TOP)
+        else:
+            plan, candidates = decoder.propose_anew(engine.backbone, engine.drafter, state, tree, room, observe.TOP)
         clock.mark()
         forward = decoder.verify(engine.backbone, state, plan, candidates)
         clock.mark()
         decoder.accept(forward, state, plan, candidates, settings)
         clock.mark()
+        shape = plan.shape
         look = Look(position, shape, observe.drafts(shape, candidates, position.root_p),
                     observe.verification(shape, candidates, forward, candidates.top.logits, engine.drafter.draft_row),
                     clock.timings())

@@ -84,3 +84,13 @@ class Limits(Checked):
     """When a run ends."""
 
     max_new_tokens: int = setting(256, "most new tokens; the last step is cut to the token", 1, 100_000, 1)
+
+
+@dataclass(frozen=True)
+class ServerLimits(Checked):
+    """How much one server does for its visitors."""
+
+    max_sessions: int = setting(16, "visitors' sessions that are kept, each with its key-value cache; the oldest idle "
+                                "one makes room", 1, 1000, 1)
+    max_nodes: int = setting(0, "most nodes that a step verifies, larger trees are drawn but not run; 0 means 256 on a "
+                             "CPU and 1024 on CUDA", 0, 16_384, 1)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from medusa_viz.figures import numbers, palette
+from medusa_viz.figures import numbers, palette, tokens
 from medusa_viz.figures.charts import Axis, Series, axis, font, frame, legend, trace
 from medusa_viz.figures.texts import Texts
 
@@ -114,12 +114,18 @@ def _short(value: float) -> str:
 
 
 def trees(lines: dict[str, Sequence[Spot]], measured: Sequence[Spot], chosen: Spot | None, best: Spot | None,
-          title: str, t: Texts, plain: tuple[float, str] | None = None) -> Chart:
+          title: str, t: Texts, plain: tuple[float, str] | None = None, published: Sequence[Spot] = ()) -> Chart:
     """A value of trees against their nodes: one hollow line for every builder, what was measured filled, the chosen
-    tree ringed, the recommended one starred. `plain` is the value of plain decoding with its label."""
+    tree ringed, the recommended one starred. `plain` is the value of plain decoding with its label; `published` are
+    trees of fixed sizes, points without a line."""
     series = [Series(t(f"tuner.builder.{kind}"), [spot.nodes for spot in spots], [spot.value for spot in spots],
                      look(kind).color, look(kind).symbol, look(kind).hollow, look(kind).dash, True, 7,
                      hover=[spot.hover for spot in spots]) for kind, spots in lines.items()]
+    published = sorted((spot for spot in published if spot.value is not None), key=lambda spot: -spot.value)
+    if published:
+        series.append(Series(t("tuner.builder.published"), [spot.nodes for spot in published],
+                             [spot.value for spot in published], OTHER.color, OTHER.symbol, OTHER.hollow, "", True, 7,
+                             hover=[spot.hover for spot in published], listed=False))
     series += [Series(t("tuner.fig_measured"), [max(spot.nodes, 0.8)], [spot.value], look(spot.kind).color,
                       look(spot.kind).symbol, "●", "", False, 10, [spot.low or spot.value], [spot.high or spot.value],
                       [spot.hover], listed=place == 0)
@@ -139,6 +145,9 @@ def trees(lines: dict[str, Sequence[Spot]], measured: Sequence[Spot], chosen: Sp
                    Axis(title, low, high + 0.08 * (high - low)), t)
     if plain is not None:
         layout |= {"shapes": [_level(plain[0])], "annotations": [_note(plain[1], plain[0], t)]}
+    if published:
+        above = published[-1].value > (low + high) / 2  # so the corner below them is free
+        layout["annotations"] = [*layout.get("annotations", ()), _named(published, above, t)]
     chart = _chart(series, layout)
     keys = [key | {"color": palette.INK} if key["label"] == t("tuner.fig_measured") else key for key in chart.legend]
     return replace(chart, legend=keys)
@@ -147,6 +156,17 @@ def trees(lines: dict[str, Sequence[Spot]], measured: Sequence[Spot], chosen: Sp
 def _level(y: float) -> dict:
     return {"type": "line", "x0": 0, "x1": 1, "xref": "paper", "y0": y, "y1": y, "layer": "below",
             "line": {"color": palette.INK_2, "width": 1.5, "dash": "dash"}}
+
+
+def _named(published: Sequence[Spot], below: bool, t: Texts) -> dict:
+    """Their names in a corner, best first, two a line, below their mark: they have nearly one size and one value, so
+    names would not fit beside the points."""
+    names = [spot.name for spot in published]
+    lines = [t("tuner.fig_published", glyph=OTHER.hollow, high=f"{published[0].value:.3f}",
+               low=f"{published[-1].value:.3f}"), *(" · ".join(names[i : i + 2]) for i in range(0, len(names), 2))]
+    return {"text": "<br>".join(map(tokens.escaped, lines)), "x": 1, "xref": "paper", "xanchor": "right",
+            "y": 0 if below else 1, "yref": "paper", "yanchor": "bottom" if below else "top", "align": "right",
+            "showarrow": False, "font": font(t, 10)}
 
 
 def _note(text: str, y: float, t: Texts) -> dict:

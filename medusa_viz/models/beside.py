@@ -1,7 +1,8 @@
-"""The rank table that lies beside heads: whether it is theirs, and the accuracies that it holds.
+"""The rank table of heads: which one counts, whether it is theirs, and the accuracies that it holds.
 
-`tuning.accuracy` writes such tables and reads the whole of them. Here is what loading heads needs, so that whoever
-builds a tree for them goes by the same accuracies.
+One may lie beside the heads, another in the user's cache, where the Tuner's calibration leaves it. `tuning.accuracy`
+writes such tables and reads the whole of them. Here is what loading heads needs, so that whoever builds a tree for them
+goes by the same accuracies.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from zipfile import BadZipFile
 
 import numpy as np
 
+from medusa_viz.models.fetch import cache_root
 from medusa_viz.models.memory import QUANTISED
 
 if TYPE_CHECKING:
@@ -48,17 +50,42 @@ def is_of(about: Mapping[str, object], module: MedusaHeads, model: str = "", dty
 
 
 def rank_table(source: str, module: MedusaHeads, model: str = "", dtype: str = "") -> Path | None:
-    """The rank table in the folder of heads, if there is one and it is theirs. Raises ValueError for one that cannot
-    be read."""
+    """The rank table that counts for heads: the one in their folder if it is theirs, else the user's own. Raises
+    ValueError for one in their folder that cannot be read."""
     folder = Path(source)
     path = (folder if folder.is_dir() else folder.parent) / RANKS_NAME
-    if not path.is_file():
+    return path if _belongs(path, module, model, dtype) else own_table(module, model, dtype)
+
+
+def own_table(module: MedusaHeads, model: str = "", dtype: str = "") -> Path | None:
+    """The rank table in the user's cache, if there is one and it is theirs."""
+    if not own_folder().is_dir():
         return None
+    path = own_place(module)
+    try:
+        return path if _belongs(path, module, model, dtype) else None
+    except ValueError:  # calibrating writes it anew
+        return None
+
+
+def own_place(module: MedusaHeads) -> Path:
+    """Where the user's own rank table of heads lies."""
+    return own_folder() / f"{heads_fingerprint(module)}.npz"
+
+
+def own_folder() -> Path:
+    return cache_root() / "ranks"
+
+
+def _belongs(path: Path, module: MedusaHeads, model: str, dtype: str) -> bool:
+    """There is a table, and it is of these heads. Raises ValueError for one that cannot be read."""
+    if not path.is_file():
+        return False
     try:
         about = dict(json.loads(str(_array(path, "about"))))
     except (TypeError, json.JSONDecodeError) as error:
         raise ValueError(UNREADABLE.format(path)) from error
-    return path if is_of(about, module, model, dtype) else None
+    return is_of(about, module, model, dtype)
 
 
 def accuracies(path: Path) -> list[list[float]]:

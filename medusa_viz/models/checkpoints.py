@@ -24,6 +24,7 @@ from medusa_viz.models.tensors import TensorFile, TensorFileError
 WEIGHTS_NAME = layouts.LAYOUTS["medusa"].file
 PICKLE_NAME = layouts.LAYOUTS["medusa-pt"].file
 CONFIG_NAME = "config.json"
+NAMED = 3  # tensors of a report that are told by name
 _COUNTS = {"num_heads": "medusa_num_heads", "num_medusa_heads": "medusa_num_heads",
            "num_medusa_layers": "medusa_num_layers"}  # other layouts' names for the counts
 
@@ -34,7 +35,10 @@ class NoHeadsError(HeadsError):
 
 @dataclass(frozen=True)
 class HeadsConfig:
-    """What a heads file says of itself. `accuracy` is K rows of a_k(i), i = 0..9, measured on held-out text."""
+    """What a heads file says of itself. `accuracy` is K rows of a_k(i), i = 0..9, measured on what whoever made the
+    file says: that of the shipped heads on greedy replies to the training half of the project's prompts, that of a run
+    of `train` on its held-out replies. How heads do on replies that neither they nor the replayed trees were made from
+    stands in `trained`: `held_out_top1`, a share per head, and `tokens_per_step` by nodes."""
 
     base_model_name_or_path: str = ""
     medusa_num_heads: int | None = None
@@ -54,6 +58,14 @@ class LoadReport:
     unused: list[str]
     missing: list[str]
     notices: list[str]
+    layout: str = "medusa"
+    """In which of `layouts.LAYOUTS` they are filed."""
+
+    @property
+    def tensors(self) -> str:
+        """The layout and how many tensors were used, unused and missing, the first of these by name, in words."""
+        return (f"{self.layout} layout, {len(self.used):,} tensors used, {_counted(self.unused, 'unused')}, "
+                f"{_counted(self.missing, 'missing')}")
 
 
 @dataclass(frozen=True)
@@ -163,9 +175,7 @@ def load(source: str | Path, hidden_size: int | None = None, vocab_size: int | N
                          f"{', '.join(sorted(shapes)[:3]) or 'none'}.")
     hidden = hidden_size or shapes[found.linear[0, 0, "weight"]][0]
     vocabulary = vocab_size or (config.vocab_size if found.ids else None)
-    base = _named_base(config)
-    owner = f"{base}, which --model can name" if base else "another model, which their config does not name"
-    notices += layouts.check(found, shapes, hidden, vocabulary, owner)
+    notices += layouts.check(found, shapes, hidden, vocabulary, _named_base(config))
     tensors = {name: tensor for file in files
                for name, tensor in file.read(name for name in found.keys if name in file.shapes).items()}
     module = layouts.build(found, tensors, hidden, vocabulary)
@@ -175,9 +185,12 @@ def load(source: str | Path, hidden_size: int | None = None, vocab_size: int | N
     if len(config.accuracy) > module.heads:
         notices.append(f"the accuracy table has {len(config.accuracy)} rows; the {module.heads} heads' are used")
         config = replace(config, accuracy=config.accuracy[: module.heads])
-    unused = _unused(found, files, shapes)
-    notices += _notices(config, found, unused)
-    return LoadedHeads(module, config, LoadReport(found.keys, unused, [], notices), str(source), stored,
+    notices += _notices(config, found)
+    unused, is_whole = sorted(set(shapes) - set(found.keys)), _is_whole(found, files[0].path)
+    if is_whole:  # the backbone's own are not counted
+        unused = [name for name in unused if "medusa" in name]
+    layout = layouts.name_of(found, files[0].path.suffix, is_whole)
+    return LoadedHeads(module, config, LoadReport(found.keys, unused, [], notices, layout), str(source), stored,
                        files[0].path.parent, written=written)
 
 
@@ -250,18 +263,23 @@ def _named_base(config: HeadsConfig) -> str:
     return "" if name.lower() in ("n/a", "none") or (is_path and not Path(name).is_dir()) else name
 
 
-def _unused(found: layouts.Found, files: list[TensorFile], shapes: dict[str, tuple[int, ...]]) -> list[str]:
-    """Tensors that nothing reads. In a full model the backbone's own are not counted among them."""
-    rest = sorted(set(shapes) - set(found.keys))
-    is_whole = found.pattern is not layouts.VLLM and files[0].path.name not in (WEIGHTS_NAME, PICKLE_NAME)
-    return [name for name in rest if "medusa" in name] if is_whole else rest
+def _is_whole(found: layouts.Found, path: Path) -> bool:
+    """Whether the file is a full model's or a part of one, with the backbone's tensors beside the heads'."""
+    return (found.pattern is not layouts.VLLM and "medusa" in found.keys[0]
+            and path.name not in (WEIGHTS_NAME, PICKLE_NAME))
+
+
+def _counted(names: list[str], what: str) -> str:
+    first = ", ".join(f"{name:.60}" for name in names[:NAMED])
+    more = f" and {len(names) - NAMED:,} more" if len(names) > NAMED else ""
+    return f"{len(names):,} {what}" + (f" ({first}{more})" if names else "")
 
 
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _notices(config: HeadsConfig, found: layouts.Found, unused: list[str]) -> list[str]:
+def _notices(config: HeadsConfig, found: layouts.Found) -> list[str]:
     notices = []
     for said, stored, what in ((config.medusa_num_heads, found.heads, "heads"),
                                (config.medusa_num_layers, found.layers, "layers")):
@@ -269,7 +287,4 @@ def _notices(config: HeadsConfig, found: layouts.Found, unused: list[str]) -> li
             notices.append(f"the config says {said} {what}, the file holds {stored}: {stored} are used")
     if found.one_output:
         notices.append(f"{found.output[0]} is a copy of the backbone's output matrix, which is used itself")
-        unused = [name for name in unused if name != found.output[0]]
-    if unused:
-        notices.append(f"{len(unused)} tensors were not used, the first is {unused[0]}")
     return notices

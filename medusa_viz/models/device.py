@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 
@@ -11,6 +12,8 @@ from medusa_viz.models.memory import QUANTISED
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 QUANTISER = "bitsandbytes==0.50.2"
+ZERO_GPU = "SPACES_ZERO_GPU"
+"""Set in the environment of a Hugging Face Space whose hardware is ZeroGPU."""
 
 
 class DeviceError(ValueError):
@@ -48,8 +51,8 @@ def choose(device: str = "auto", dtype: str = "auto") -> Placement:
         raise DeviceError(f"dtype {dtype!r} is not known; choose auto, {', '.join([*DTYPES, *QUANTISED])}.")
     reasons = []
     if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-        reasons.append("a CUDA device is present" if device == "cuda" else "no CUDA device is present")
+        device, reason = _present()
+        reasons.append(reason)
     chosen = _device(device)
     if dtype in QUANTISED:
         _check_quantiser(chosen, dtype)
@@ -70,6 +73,16 @@ def settle(device: torch.device) -> None:
     card: CUDA forbids that while another thread captures a graph."""
     if device.type == "cuda":
         torch.cuda.current_stream(device).synchronize()
+
+
+def _present() -> tuple[str, str]:
+    """The best kind of device here, and why. On a ZeroGPU Space torch pretends to have a card everywhere, but only a
+    process to which one is lent has initialised CUDA."""
+    if os.environ.get(ZERO_GPU) and not torch.cuda.is_initialized():
+        return "cpu", "ZeroGPU lends its card for one call, and a step needs the cache that the step before left"
+    if torch.cuda.is_available():
+        return "cuda", "a CUDA device is present"
+    return "cpu", "no CUDA device is present"
 
 
 def _half(card: torch.device) -> str:

@@ -19,6 +19,14 @@ class HeadsError(ValueError):
     """Heads that cannot be used; the message is one sentence."""
 
 
+class OtherModelError(HeadsError):
+    """Heads that belong to another backbone: `base`, as far as their config names one."""
+
+    def __init__(self, message: str, base: str = "") -> None:
+        super().__init__(message)
+        self.base = base
+
+
 class MedusaHeads(nn.Module):
     """Parameters of K heads with L residual layers each.
 
@@ -86,6 +94,14 @@ class Drafter:
         self.draft_row = torch.full((len(weight),), -1, device=weight.device)
         """int64 [V]: the drafting row of a vocabulary id, or -1."""
         self.draft_row[slice(self.choices) if ids is None else ids] = torch.arange(self.choices, device=weight.device)
+
+    @property
+    def drafts_from(self) -> str:
+        """Whose output matrices the heads draft by, and from how many of their rows, in words."""
+        of = len(self.draft_row)
+        rows = f"all {of:,} rows" if self.choices == of else f"{self.choices:,} of {of:,} rows"
+        matrix = "shared output matrix (the backbone's LM head)" if self._own is None else "own output matrix per head"
+        return f"{matrix}, {rows}"
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [rows, d] -> [K, rows, V'], V' the draft vocabulary."""

@@ -15,7 +15,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from medusa_viz.models.heads import HeadsError, MedusaHeads
+from medusa_viz.models.heads import HeadsError, MedusaHeads, OtherModelError
 
 MAX_PADDING = 1024  # own output matrices may have this many rows more than the backbone, rounded up by their trainer
 DRAFT_IDS = ("draft_vocabulary", "token_map")
@@ -115,14 +115,16 @@ def find(keys: Iterable[str], original_lm_head: bool = False) -> Found | None:
 
 
 def check(found: Found, shapes: Mapping[str, Sequence[int]], hidden: int, vocabulary: int | None,
-          owner: str = "another model") -> list[str]:
-    """Compare shapes with a backbone's sizes, from headers alone; notices. Raises HeadsError, which says that the
-    heads belong to `owner`."""
+          base: str = "") -> list[str]:
+    """Compare shapes with a backbone's sizes, from headers alone; notices. `base` is the backbone that their config
+    names. Raises OtherModelError, which asks for that one."""
+    owner = (f"{base}, which --model can name" if base
+             else "another model, which their config does not name: name it with --model")
 
     def expect(key: str, *expected: int) -> None:
         if tuple(shapes[key]) != expected:
-            raise HeadsError(f"The heads tensor {key} has shape {list(shapes[key])}, but this backbone needs "
-                             f"{list(expected)}: these heads belong to {owner}.")
+            raise OtherModelError(f"The heads tensor {key} has shape {list(shapes[key])}, but this backbone needs "
+                                  f"{list(expected)}: these heads belong to {owner}.", base)
 
     for key in sorted(found.linear.values(), key=lambda key: key.endswith("bias")):
         expect(key, *([hidden] if key.endswith("bias") else [hidden, hidden]))
@@ -137,6 +139,17 @@ def check(found: Found, shapes: Mapping[str, Sequence[int]], hidden: int, vocabu
         expect(key, rows if is_whole else choices, hidden)
         extra = max(extra, padding if is_whole else 0)
     return [f"the output matrices have {extra} rows more than the vocabulary; those are never drafted"] if extra else []
+
+
+def name_of(found: Found, suffix: str, is_whole: bool) -> str:
+    """The entry of LAYOUTS that these heads are filed by, in a file of this suffix; `is_whole`: a full model's."""
+    if found.pattern is TENSORRT:
+        return "tensorrt-llm"
+    if found.pattern is VLLM:
+        return "vllm" if any(part == "bias" for _, _, part in found.linear) else "vllm-no-bias"
+    if is_whole:
+        return "medusa-2"
+    return "medusa" if suffix == ".safetensors" else "medusa-pt"
 
 
 def build(found: Found, tensors: Mapping[str, Tensor], hidden: int, vocabulary: int | None) -> MedusaHeads:

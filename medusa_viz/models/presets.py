@@ -63,6 +63,11 @@ DEFAULT_TREE = "sparse:16"
 """Spec of the tree to draft with where nobody names one."""
 
 
+def backbone_of(model: str) -> str:
+    """The name of a model's backbone, without the adapter that the heads of a preset may bring."""
+    return PRESETS[model].weights if model in PRESETS else model
+
+
 def heads_folder(preset: Preset) -> Path:
     """Folder of the heads, and the adapter if any, that ship with the project for this preset."""
     return REPOSITORY / "assets" / "heads" / preset.name

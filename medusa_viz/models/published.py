@@ -111,19 +111,28 @@ PUBLISHED = {preset.name: preset for preset in (
               "philschmid/llama-3-1-8b-instruct-medusa", "medusa", 3, False, _LLAMA31_8B, _GENERAL,
               "Llama 3.1 Community (its page asks for a log-in)"),
     _vicuna_v13("13b", _LLAMA_13B),
+    _medusa_2("vicuna-13b-v1.5", "Vicuna 13B v1.5 (Medusa-2)", "FasterDecoding/medusa-1.0-vicuna-13b-v1.5", _LLAMA_13B,
+              "published:vicuna_13b_stage2", "Llama 2 Community", "vicuna"),
     _vicuna_v13("33b", _LLAMA_33B),
+    _medusa_2("vicuna-33b-v1.3-medusa2", "Vicuna 33B v1.3 (Medusa-2)", "FasterDecoding/medusa-1.0-vicuna-33b-v1.3",
+              _LLAMA_33B, "published:vicuna_33b_stage2", _RESEARCH, "vicuna"),
 )}
 
 
 @dataclass(frozen=True)
 class Fit:
-    """Whether a published model fits: the first `--dtype` that does, or none, and one sentence that says so."""
+    """Whether a published model fits: in which `--dtype`, the most exact first, and one sentence that says so."""
 
     preset: Published
-    dtype: str | None
+    dtypes: list[str]
     sentence: str
     needs: str
     """Memory by dtype: `32.1 GB in fp32, 16.0 GB in bf16`."""
+
+    @property
+    def dtype(self) -> str | None:
+        """The one that it is loaded in where nobody names another."""
+        return next(iter(self.dtypes), None)
 
 
 def fits(device: str, free: int | None = None) -> list[Fit]:
@@ -136,10 +145,8 @@ def fits(device: str, free: int | None = None) -> list[Fit]:
 
 def _fit(preset: Published, dtypes: Sequence[str], free: int, what: str) -> Fit:
     needs = ", ".join(f"{gb(preset.need(dtype))} in {dtype}" for dtype in dtypes)
-    dtype = next((dtype for dtype in dtypes if preset.need(dtype) <= free), None)
-    if dtype:
-        return Fit(preset, dtype, f"{preset.title} fits in {dtype}: it needs {gb(preset.need(dtype))} of the "
-                                  f"{gb(free)} of {what} that are free.",
-                   needs)
-    return Fit(preset, None, f"{preset.title} does not fit: it needs {needs}, and {gb(free)} of {what} are free.",
-               needs)
+    fitting = [dtype for dtype in dtypes if preset.need(dtype) <= free]
+    if fitting:
+        need = f"{gb(preset.need(fitting[0]))} of the {gb(free)} of {what} that are free"
+        return Fit(preset, fitting, f"{preset.title} fits in {fitting[0]}: it needs {need}.", needs)
+    return Fit(preset, [], f"{preset.title} does not fit: it needs {needs}, and {gb(free)} of {what} are free.", needs)

@@ -345,6 +345,7 @@ def _save(job: Job, trainer: Trainer, facts: dict, scores: dict[str, evaluate.Sc
     table = evaluate.table_to_ship({name: score.accuracy for name, score in scores.items()})
     judged = evaluate.judged(scores)
     if judged:
+        trained["held_out_top1"] = [round(share, 4) for share in judged.top(1)]
         trained["tokens_per_step"] = {n: round(rate, 4) for n, rate in judged.tokens_per_step.items()}
     config = checkpoints.HeadsConfig(job.model, module.heads, module.layers, module.hidden_size,
                                      job.backbone.vocab_size, [[round(x, 5) for x in row] for row in table], trained)

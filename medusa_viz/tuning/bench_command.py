@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import argparse
 import sys
+from typing import TYPE_CHECKING
 
 from medusa_viz.models.presets import REPOSITORY
+
+if TYPE_CHECKING:
+    from medusa_viz.decoding.engine import Engine
 
 PROMPTS = REPOSITORY / "assets" / "prompts" / "bench.jsonl"
 COLUMNS = (("tokens/s", "tokens_per_second", "{:.1f}"), ("ms/token", "ms_per_token", "{:.1f}"),
@@ -58,6 +62,13 @@ def _measure(options: argparse.Namespace, prompts: list, names: list[str]) -> di
                                   adapter=engine.loaded.adapter).model
     with tqdm(total=options.rounds * len(prompts) * len(names), unit="run", file=sys.stderr) as bar:
         return bench.bench(engine, reference, prompts, names, shape, options.max_new_tokens, options.rounds, bar.update)
+
+
+def first_prompts(engine: Engine, count: int) -> list[list[int]]:
+    """The first of the prompts that ship for measuring, each of another kind; no token file holds replies to them."""
+    from medusa_viz.tuning import bench
+
+    return [engine.codec.encode_prompt(prompt.text) for prompt in bench.read_prompts(PROMPTS)[:count]]
 
 
 def table(result: dict) -> str:

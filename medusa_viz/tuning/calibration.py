@@ -8,9 +8,9 @@ from typing import Protocol, Self, TypeVar
 import numpy as np
 
 from medusa_viz.decoding.engine import Engine
-from medusa_viz.models.beside import heads_fingerprint, rank_table
+from medusa_viz.models.beside import heads_fingerprint, own_place, own_table, rank_table
 from medusa_viz.models.heads import MedusaHeads
-from medusa_viz.tuning.accuracy import Calibration, load
+from medusa_viz.tuning.accuracy import Calibration, accuracy, load, save
 from medusa_viz.tuning.jobs import Job
 from medusa_viz.tuning.latency import Latency
 from medusa_viz.tuning.ranking import fitting_temperatures, ranking
@@ -69,8 +69,8 @@ def prompt_of(replies: Replies) -> np.ndarray:
 
 
 def known_of(source: str, module: MedusaHeads, model: str = "", dtype: str = "") -> Calibration | None:
-    """The rank table that lies beside heads in their folder, if there is one and it is theirs (on a backbone of this
-    name and dtype, where that is known). One that cannot be read is none: loading the heads said so."""
+    """The rank table that counts for heads, if there is one (on a backbone of this name and dtype, where that is
+    known). One that cannot be read is none: loading the heads said so."""
     try:
         path = rank_table(source, module, model, dtype)
         return load(path) if path else None
@@ -79,8 +79,26 @@ def known_of(source: str, module: MedusaHeads, model: str = "", dtype: str = "")
 
 
 def known_here(engine: Engine) -> Calibration | None:
-    """The rank table that lies beside the heads in use, if it is theirs on this backbone."""
+    """The rank table that counts for the heads in use on this backbone."""
     return known_of(engine.loaded.source, engine.drafter.module, engine.title, engine.backbone.placement.dtype_name)
+
+
+def own_of(engine: Engine) -> Calibration | None:
+    """The user's own calibration of the heads in use on this backbone."""
+    path = own_table(engine.drafter.module, engine.title, engine.backbone.placement.dtype_name)
+    try:
+        return load(path) if path else None
+    except ValueError:
+        return None
+
+
+def keep(known: Calibration, engine: Engine) -> None:
+    """Leave a calibration of the heads in use in the user's cache."""
+    target = own_place(engine.drafter.module)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    part = target.with_suffix(".part.npz")
+    save(part, known, accuracy(known.table, known.prompts))
+    part.replace(target)
 
 
 def notes_on(known: Calibration, path: Path, module: MedusaHeads) -> list[str]:
@@ -97,6 +115,6 @@ def notes_on(known: Calibration, path: Path, module: MedusaHeads) -> list[str]:
 
 def facts_of(engine: Engine, known: Calibration | None = None, latency: Latency | None = None) -> Facts:
     """What builders may draw on: a calibration's own accuracies if there is one, else those in the heads' file."""
-    accuracy = () if known else engine.accuracy
-    return Facts(engine.drafter.heads, accuracy, known.table if known else None, latency.step_ms if latency else None,
+    rates = () if known else engine.accuracy
+    return Facts(engine.drafter.heads, rates, known.table if known else None, latency.step_ms if latency else None,
                  known.temperatures if known else (), engine.drafter.choices)

@@ -33,19 +33,26 @@ class Exported:
 
 @dataclass(frozen=True)
 class Imported:
-    """A tree read from text, which format it was, and what was done to it."""
+    """A tree read from text, which format it was, and what was done to it. Text that two formats share to the letter
+    is of both."""
 
     shape: TreeShape
-    format: str
+    formats: tuple[str, ...]
     notes: list[str] = field(default_factory=list)
+
+    @property
+    def title(self) -> str:
+        """What was read, in words."""
+        return " or ".join(FORMATS[name].title for name in self.formats)
 
 
 @dataclass(frozen=True)
 class Format:
-    """One engine's way to name a tree."""
+    """One engine's way to name a tree; `ending` is that of a file which holds its text."""
 
     name: str
     title: str
+    ending: str
     write: Callable[[TreeShape], Exported]
 
 
@@ -173,14 +180,14 @@ def _sglang_shape(steps: int, topk: int, drafted: int) -> TreeShape | None:
 
 
 FORMATS: dict[str, Format] = {entry.name: entry for entry in (
-    Format("tree", "Medusa-Viz tree file (JSON)", _file),
-    Format("medusa", "Medusa list", _medusa),
-    Format("tensorrt", "TensorRT-LLM JSON, all nodes", lambda shape: _tensorrt(shape, False)),
-    Format("tensorrt-leaves", "TensorRT-LLM JSON, leaves only", lambda shape: _tensorrt(shape, True)),
-    Format("triton", "Triton string", _triton),
-    Format("vllm", "vLLM settings", _vllm),
-    Format("sglang", "SGLang settings", _sglang),
-    Format("tgi", "TGI settings", _tgi),
+    Format("tree", "Medusa-Viz tree file (JSON)", "json", _file),
+    Format("medusa", "Medusa list", "json", _medusa),
+    Format("tensorrt", "TensorRT-LLM JSON, all nodes", "json", lambda shape: _tensorrt(shape, False)),
+    Format("tensorrt-leaves", "TensorRT-LLM JSON, leaves only", "json", lambda shape: _tensorrt(shape, True)),
+    Format("triton", "Triton string", "txt", _triton),
+    Format("vllm", "vLLM settings", "json", _vllm),
+    Format("sglang", "SGLang settings", "txt", _sglang),
+    Format("tgi", "TGI settings", "txt", _tgi),
 )}
 
 
@@ -201,14 +208,26 @@ def read(text: str) -> Imported:
         return _read_flags(text)
     if _TRITON.fullmatch(text):
         shape, notes = parse_paths("[" + text.replace("{", "[").replace("}", "]") + "]")
-        return Imported(shape, "triton", notes)
+        return Imported(shape, ("triton",), notes)
     if text.startswith("{"):
         return _read_object(text)
     if text[:1] in ("'", '"') and text[:1] == text[-1:]:  # vLLM's string with its quotes
         shape, notes = parse_paths(text[1:-1])
-        return Imported(shape, "vllm", notes)
+        return Imported(shape, ("vllm",), notes)
     shape, notes = parse_paths(_ASSIGNED.sub("", text, count=1))
-    return Imported(shape, "medusa", notes)
+    return Imported(shape, _lists_of(text, shape), notes)
+
+
+def _lists_of(text: str, shape: TreeShape) -> tuple[str, ...]:
+    """Which list of paths it is: one of all nodes as JSON is both engines'; tuples are the Medusa repository's, leaves
+    alone TensorRT-LLM's."""
+    try:
+        listed = len(set(map(tuple, json.loads(text))))
+    except (ValueError, TypeError):  # tuples, a name before it, bare numbers
+        return ("medusa",)
+    if listed == shape.nodes:
+        return "medusa", "tensorrt"
+    return ("tensorrt-leaves",) if listed == shape.leaves else ("medusa",)
 
 
 def _read_object(text: str) -> Imported:
@@ -217,17 +236,17 @@ def _read_object(text: str) -> Imported:
     except (ValueError, RecursionError):
         raise TreeError("The text starts like JSON, but is none.") from None
     if "medusa_viz_tree" in body:
-        return Imported(_read_file(body), "tree")
+        return Imported(_read_file(body), ("tree",))
     if isinstance(body.get("speculative_token_tree"), str):
         shape, notes = parse_paths(body["speculative_token_tree"])
         said = body.get("num_speculative_tokens", shape.nodes)
         if said != shape.nodes:
             notes = [*notes, f"num_speculative_tokens says {said!r:.20}, but the tree has {shape.nodes:,} "
                      f"node{'s' * (shape.nodes != 1)}, and is taken"]
-        return Imported(shape, "vllm", notes)
+        return Imported(shape, ("vllm",), notes)
     tokens = body.get("num_speculative_tokens")
     if isinstance(tokens, int) and not isinstance(tokens, bool) and 0 < tokens <= 64:
-        return Imported(dense([1] * tokens), "vllm", [f"settings without a tree: a chain of {tokens}"])
+        return Imported(dense([1] * tokens), ("vllm",), [f"settings without a tree: a chain of {tokens}"])
     raise TreeError("The text is a JSON object, but no tree file and no vLLM settings.")
 
 
@@ -253,14 +272,14 @@ def _read_flags(text: str) -> Imported:
     flags = {name[2:]: int(value) for name, value in zip(words, words[1:])
              if name.startswith("--") and value.isascii() and value.isdigit() and len(value) < 7}
     if "speculate" in flags:
-        return Imported(_chain(flags["speculate"]), "tgi", ["settings, not a tree: a chain"])
+        return Imported(_chain(flags["speculate"]), ("tgi",), ["settings, not a tree: a chain"])
     if not all(name in flags for name in _SGLANG):
         raise TreeError(f"The settings name no tree: --speculate, or all of --{', --'.join(_SGLANG)}, are read.")
     steps, topk, tokens = (flags[name] for name in _SGLANG)
     shape = _sglang_shape(steps, topk, tokens - 1) if 0 < steps <= 64 and 0 < topk <= 64 else None
     if shape is None:
         raise TreeError("SGLang picks this tree at run time; only chains and full pools of two steps have a shape.")
-    return Imported(shape, "sglang", ["settings, not a tree: the shape that they always give"])
+    return Imported(shape, ("sglang",), ["settings, not a tree: the shape that they always give"])
 
 
 def _chain(length: int) -> TreeShape:

@@ -18,6 +18,7 @@ from medusa_viz.tuning.accuracy import Calibration, Halves, Rate, rate
 from medusa_viz.tuning.builders import expected_tokens_per_step
 from medusa_viz.tuning.jobs import Job, Progress
 from medusa_viz.tuning.latency import Latency
+from medusa_viz.tuning.published_trees import published
 from medusa_viz.tuning.replay import replay_each, steps_per_reply
 
 if TYPE_CHECKING:
@@ -147,6 +148,15 @@ class Survey:
         expected = expected_tokens_per_step(tree, rates) if rates and isinstance(tree, TreeShape) else None
         ms = self.latency and self.latency.step_ms(tree.nodes, self.batch, self.curve, specs.is_dynamic(tree))
         return Option(spec, tree.nodes, tree, expected, replayed, ms, tuple(built.notes))
+
+
+def publishing(survey: Survey) -> Job[list[Option]]:
+    """The published trees at their own sizes, as far as these heads reach."""
+    trees, found = published(), []
+    for name, shape in trees.items():
+        found.append(survey.of_tree(f"published:{name}", specs.fitted(shape, survey.facts.heads)))
+        yield Progress(len(found), len(trees), name)
+    return found
 
 
 def scattering(survey: Survey, sizes: Sequence[int] = SCATTER_SIZES, draws: int = 4) -> Job[dict[str, list[Option]]]:

@@ -3,9 +3,11 @@
 Let F_d(n) be the most that n nodes can add below one node of depth d, relative to that node's own value. Its children
 come from head d+1; taking them one rank after the other,
     G_d,b(n) = max over m of  G_d,b-1(n - m) + a_{d+1}(b) · (1 + F_{d+1}(m - 1)),      F_d = G_d,all ranks,
-where m of the n nodes go to the child of the b-th rank and what hangs below it. The result is exact for this surrogate,
-the one that `builders.sparse` is best for too, so both reach the same value: a test says so. What the program gives
-beyond it is every size at once, which `best_size` weighs against measured step times.
+where m of the n nodes go to the child of the b-th rank and what hangs below it. No node is worth more than its parent,
+so what each further node adds, to F and to G alike, never grows: merging two falling lists of such gains gives the best
+m for every n, and none has to be tried. The result is exact for this surrogate, the one that `builders.sparse` is best
+for too, so both reach the same value: a test says so. What the program gives beyond it is every size at once, which
+`best_size` weighs against measured step times.
 """
 
 from __future__ import annotations
@@ -21,10 +23,16 @@ from medusa_viz.tuning.builders import Accuracy
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """The filled tables: `value[d]` [budget+1] is F_d; `share[d]` [ranks, budget+1] is the m chosen for each rank."""
+    """The filled tables: `gain[d]` [budget] is what each further node adds to F_d; `share[d]` [ranks, budget+1] is the
+    m chosen for each rank."""
 
-    value: list[np.ndarray]
+    gain: list[np.ndarray]
     share: list[np.ndarray]
+
+    @property
+    def value(self) -> np.ndarray:
+        """[budget+1]: F_0, the expected accepted length of the best tree of every size."""
+        return np.concatenate([[0.0], self.gain[0].cumsum()])
 
     def shape(self, nodes: int) -> TreeShape:
         """A best tree of at most `nodes` nodes; nodes that would add nothing are left out."""
@@ -46,27 +54,23 @@ class Program:
 
 def solve(accuracy: Accuracy, budget: int) -> Program:
     """Fill the tables for trees of up to `budget` nodes and the depth of the table of accuracies."""
-    deepest = np.zeros(budget + 1)
-    value, share = [deepest], []
+    gain, share = [np.zeros(budget)], []
     for row in reversed(accuracy):
-        best, chosen = np.zeros(budget + 1), np.zeros((len(row), budget + 1), np.int32)
+        best, chosen = np.zeros(budget), np.zeros((len(row), budget + 1), np.int32)
         for rank, right in enumerate(row):
-            if right > 0:
-                best, chosen[rank] = _with_child(best, right * (1 + value[0][:budget]))
-        value.insert(0, best)
+            best, chosen[rank, 1:] = _with_child(best, right * np.concatenate([[1.0], gain[0]])[:budget])
+        gain.insert(0, best)
         share.insert(0, chosen)
-    return Program(value, share)
+    return Program(gain, share)
 
 
 def _with_child(before: np.ndarray, child: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """For every n, the best of before[n - m] + child[m - 1] over m = 1..n and of before[n] (m = 0), and its m."""
-    best, chosen = before.copy(), np.zeros(len(before), np.int32)
-    for n in range(1, len(before)):
-        sums = before[n - 1 :: -1] + child[:n]
-        m = int(sums.argmax())
-        if sums[m] > before[n] + 1e-15:
-            best[n], chosen[n] = sums[m], m + 1
-    return best, chosen
+    """Merge what each further node adds without a child and within it: both [budget] and falling. Gives the merged
+    gains, and for every n = 1..budget how many of the n nodes are the child's; of equal gains the others' come first,
+    so that no node is taken which adds nothing."""
+    both = np.concatenate([before, child])
+    taken = np.argsort(-both, kind="stable")[: len(before)]
+    return both[taken], np.cumsum(taken >= len(before))
 
 
 def sequoia(accuracy: Accuracy, budget: int, top_s: Sequence[int] | None = None) -> TreeShape:
@@ -97,7 +101,7 @@ def best_size(accuracy: Accuracy, step_ms: Callable[[int], float], budget: int) 
     times = np.array([step_ms(nodes) for nodes in range(budget + 1)])
     best = Size(0, 0, 1.0, float(times[0]))
     for depth in range(1, len(accuracy) + 1):
-        tokens = 1 + solve(accuracy[:depth], budget).value[0]
+        tokens = 1 + solve(accuracy[:depth], budget).value
         nodes = int((tokens / times).argmax())
         if tokens[nodes] / times[nodes] > 1e-3 * best.tokens_per_second * (1 + 1e-9):
             best = Size(nodes, depth, float(tokens[nodes]), float(times[nodes]))

@@ -103,8 +103,8 @@ BUILDERS: dict[str, Builder] = {builder.name: builder for builder in (
             lambda r: random_trees.random_subset(r.random_walls, r.budget, r.seed), seeded=True),
     Builder("sparse", "the nodes of the largest products of accuracies, best first",
             lambda r: sparse(r.facts.rates, r.budget, r.walls), ("accuracy",)),
-    Builder("sequoia", "Sequoia's dynamic program; without a budget it takes the size and depth that measured step "
-            "times favour", lambda r: sequoia(r.facts.rates, r.budget, r.walls), ("accuracy",)),
+    Builder("sequoia", "Sequoia's dynamic program over size and depth",
+            lambda r: sequoia(r.facts.rates, r.budget, r.walls), ("accuracy",)),
     Builder("joint", "the rank paths that occurred whole most often on recorded replies", _joint, ("table",)),
     Builder("dynamic", "rebuilt at each step from that step's own head probabilities", _dynamic),
 )}
@@ -201,6 +201,9 @@ def of_budget(name: str, facts: Facts, budget: int, walls: Sequence[int] | None 
                  "asked for"]
     elif notes and name in ("best-dense", "random-dense"):
         notes = [f"a dense tree of {tree.nodes:,} nodes comes closest to {budget:,}"]
+    if budget and builder.needs and any(not any(row) for row in walled(facts.rates, walls)[:1]):
+        notes = ["no node has a positive gain: by these accuracies no draft is ever right, and every tree is as good "
+                 "as none"]
     if name == "dynamic" and budget and not facts.temperatures:
         notes.append("no temperatures were fitted for these heads; their probabilities are taken as they are")
     return Built(tree, notes)

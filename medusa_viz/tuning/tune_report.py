@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from medusa_viz.decoding.tree import TreeShape
 from medusa_viz.tuning.latency import BATCHES, Latency
 from medusa_viz.tuning.measure_trees import PLAIN_NAME, Measured, error_percent
 from medusa_viz.tuning.recommend import Option, Recommendation, recommend, repriced
+
+if TYPE_CHECKING:
+    from medusa_viz.tuning.thresholds import Studied
 
 SHOWN_PATHS = 64
 DEFINITIONS = ("tokens per step: committed tokens / steps. Replayed on recorded greedy replies: each tree is built "
@@ -104,6 +108,24 @@ def measured(runs: Sequence[Measured], predicted: Sequence[Option], elsewhere: b
                      f"{_error(expected, run.tokens_per_step):>10}{_error(replayed, run.tokens_per_step):>10}"
                      f"{run.ms_per_step:>9.1f}{run.tokens_per_second:>10.1f}{_error(speed, run.tokens_per_second):>11}"
                      f"{run.tokens_per_second / plain.tokens_per_second:>8.2f}   {_equal(run)}")
+    return "\n".join(lines) + "\n"
+
+
+def thresholds(spec: str, studied: Studied) -> str:
+    """The threshold study, one line for each setting."""
+    lines = [f"typical acceptance with {spec}, measured just now: tokens per step against proxies of quality, which "
+             "are no judgement of it; δ = √ε",
+             "surprise: mean of -log p - H at the same T, 0 for text drawn from the backbone; distinct-3, repeated-4: "
+             "shares of 3-grams that are distinct, of 4-grams that stood earlier in their text",
+             f"{'':>16}{'T':>6}{'ε':>7}{'δ':>7}{'tokens':>8}{'tokens/step':>13}{'surprise':>10}{'distinct-3':>12}"
+             f"{'repeated-4':>12}"]
+    for point in studied.points:
+        name = "typical" if point.kind == "typical" else f"plain {point.kind}"
+        epsilon, delta = ("-", "-") if point.epsilon is None else (f"{point.epsilon:g}", f"{point.delta:.2f}")
+        proxy = point.proxy
+        lines.append(f"{name:>16}{point.temperature:>6g}{epsilon:>7}{delta:>7}{point.tokens:>8}"
+                     f"{point.tokens_per_step:>13.3f}{proxy.surprise:>10.3f}{proxy.distinct_3:>12.3f}"
+                     f"{proxy.repeated_4:>12.3f}")
     return "\n".join(lines) + "\n"
 
 

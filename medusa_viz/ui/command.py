@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from medusa_viz.decoding.settings import Acceptance, Limits
+from medusa_viz.decoding.settings import MAX_RANKS, Acceptance, Limits
 from medusa_viz.figures.texts import Texts
 from medusa_viz.ui.running import DEFAULTS
 from medusa_viz.ui.snapshot import Snapshot
@@ -17,7 +17,9 @@ def command(snapshot: Snapshot) -> str:
     if not snapshot.prompt or _reason(snapshot):
         return ""
     walls, settings, default = snapshot.walls, snapshot.acceptance, Acceptance()
-    tree = f"sparse:{walls.size}@{','.join(map(str, walls.top_s))}"
+    tree = f"{'dynamic' if snapshot.dynamic else 'sparse'}:{walls.size}"
+    if not snapshot.dynamic or set(walls.top_s) != {MAX_RANKS}:  # dynamic trees have these walls by themselves
+        tree += f"@{','.join(map(str, walls.top_s))}"
     words = ["python", "-m", "medusa_viz", "decode", "--prompt", snapshot.prompt, "--tree", tree]
     for name, option in (("mode", "--accept"), ("temperature", "--temperature"), ("epsilon", "--epsilon"),
                          ("delta", "--delta"), ("top_p", "--top-p"), ("seed", "--seed")):

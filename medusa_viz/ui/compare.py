@@ -16,14 +16,16 @@ def comparison(snapshot: Snapshot, t: Texts) -> dict | None:
     pinned = snapshot.pinned
     if pinned is None:
         return None
-    label = t("view.pin.label", top_s="·".join(map(str, pinned.walls.top_s)), nodes=pinned.step.shape.nodes,
+    label = t("view.pin.label_dynamic" if pinned.dynamic else "view.pin.label",
+              top_s="·".join(map(str, pinned.walls.top_s)), nodes=pinned.step.shape.nodes,
               mode=t(f"view.mode.{pinned.acceptance.rule}"), temperature=f"{pinned.acceptance.temperature:g}")
     if not pinned.here or not snapshot.steps:
         return {"here": False, "label": label, "note": t("view.pin.elsewhere"), "rows": [], "differs": [],
                 "verdicts": {}}
     shown = snapshot.steps[snapshot.index]
     before = _by_path(pinned.step)
-    return {"here": True, "label": label, "note": "", "rows": _rows(pinned.step, shown, snapshot.accuracy, t),
+    rows = _rows((pinned.step, pinned.dynamic), (shown, snapshot.dynamic), snapshot.accuracy, t)
+    return {"here": True, "label": label, "note": "", "rows": rows,
             "verdicts": before,
             "differs": [row for row, (path, verdict) in enumerate(_by_path(shown).items())
                         if before.get(path, verdict) != verdict]}
@@ -34,15 +36,16 @@ def _by_path(step: Step) -> dict[str, str]:
     return {".".join(map(str, path)): verdict for path, verdict in zip(step.shape.paths, verdicts, strict=True)}
 
 
-def _rows(a: Step, b: Step, accuracy: list[list[float]], t: Texts) -> list[dict]:
+def _rows(a: tuple[Step, bool], b: tuple[Step, bool], accuracy: list[list[float]], t: Texts) -> list[dict]:
+    """Of A and B, each with whether its tree is rebuilt at each step: of no such tree can the table tell the mean."""
     figures = {
-        "nodes": (lambda step: step.shape.nodes, str),
-        "committed": (lambda step: len(step.verdict.committed) if step.verdict else None, str),
-        "expected": (lambda step: expected_tokens_per_step(step.shape, accuracy) if accuracy else None,
-                     lambda value: f"{value:.2f}"),
-        "forward": (lambda step: step.timings.verify, numbers.milliseconds),
+        "nodes": (lambda step, _: step.shape.nodes, str),
+        "committed": (lambda step, _: len(step.verdict.committed) if step.verdict else None, str),
+        "expected": (lambda step, dynamic: expected_tokens_per_step(step.shape, accuracy) if accuracy and not dynamic
+                     else None, lambda value: f"{value:.2f}"),
+        "forward": (lambda step, _: step.timings.verify, numbers.milliseconds),
     }
-    return [_row(key, value(a), value(b), write, t) for key, (value, write) in figures.items()]
+    return [_row(key, value(*a), value(*b), write, t) for key, (value, write) in figures.items()]
 
 
 def _row(key: str, a: float | None, b: float | None, write, t: Texts) -> dict:

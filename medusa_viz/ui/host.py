@@ -15,6 +15,7 @@ from typing import Any
 import orjson
 
 from medusa_viz.decoding import records
+from medusa_viz.decoding.settings import ServerLimits
 from medusa_viz.figures.texts import Texts
 from medusa_viz.ui import model_menu, running, view
 from medusa_viz.ui.knobs import ActionError
@@ -22,14 +23,13 @@ from medusa_viz.ui.pages import Pages, attempt, sentence
 from medusa_viz.ui.portrait import record, snapshot
 from medusa_viz.ui.running import DEFAULTS, Model
 from medusa_viz.ui.session import PASSIVE, ExplorerSession
-from medusa_viz.ui.snapshot import ModelStatus
+from medusa_viz.ui.snapshot import Astray, ModelStatus
 from medusa_viz.ui.train import TrainPage
 from medusa_viz.ui.tuner import TunerPage
 from medusa_viz.ui.written import written
 
 log = logging.getLogger(__name__)
 OPENING = Path(__file__).resolve().parents[2] / "assets" / "sessions" / "opening.json"
-MAX_SESSIONS = 16
 BEGINS = ("hello", "start")
 """Actions with which a page can come to a session anew, and miss nothing of an older one."""
 PAGES = (TunerPage, TrainPage)
@@ -39,12 +39,13 @@ PAGES = (TunerPage, TrainPage)
 class Host:
     """What all sessions share: the model that the next Start runs on."""
 
-    def __init__(self, options: dict[str, Any], locked: bool = False) -> None:
+    def __init__(self, options: dict[str, Any], locked: bool = False, limits: ServerLimits | None = None) -> None:
         self.options = {name: options.get(name, default) for name, default in DEFAULTS.items()}
         self.asked = self.options
         """What the server was started with."""
         self.locked = locked
         """Visitors can neither change what runs nor name files of the server."""
+        self.limits = limits or ServerLimits()
         self.model: Model | None = None
         self.status = ModelStatus("loading", "import")
         self._models: weakref.WeakSet[Model] = weakref.WeakSet()
@@ -54,22 +55,32 @@ class Host:
         """Load the first model; whatever fails becomes one sentence in the status."""
         self._load(self.options)
 
+    def max_nodes(self, model: Model | None) -> int:
+        """Nodes up to which a tree is verified on this model; before one runs, as on a CPU."""
+        kind = model.engine.backbone.device.type if model else "cpu"
+        return self.limits.max_nodes or running.MAX_NODES.get(kind, running.MAX_NODES["cpu"])
+
     def needs_unlocked(self) -> None:
         """Raise where only the server's owner may do this."""
         if self.locked:
             raise ActionError("locked")
 
-    def use(self, **options: Any) -> None:
-        """Load another model or other heads in the background, for every Start after that. Runs that are under way
-        keep what they began on."""
+    def told(self, token: str) -> ModelStatus:
+        """The status as a page may see it: heads that wait for their model are the business of who asked for them."""
+        astray = self.status.astray
+        return self.status if not astray or astray.by in ("", token) else replace(self.status, astray=None)
+
+    def use(self, by: str = "", **options: Any) -> None:
+        """Load another model or other heads in the background, for every Start after that, as the page of the token
+        `by` asks. Runs that are under way keep what they began on."""
         self.needs_unlocked()
         with self._lock:
             if self.status.state == "loading" or self.status.coming:
                 raise ActionError("still_loading")
             coming = ModelStatus("loading", "load")
-            self.status = replace(self.status, coming=coming, fault="") if self.model else coming
+            self.status = replace(self.status, coming=coming, fault="", astray=None) if self.model else coming
         wanted = {**self.options, **options}
-        threading.Thread(target=self._load, args=(wanted,), name="switch", daemon=True).start()
+        threading.Thread(target=self._load, args=(wanted, by), name="switch", daemon=True).start()
 
     def close(self) -> None:
         """End all workers; torch must not outlive the interpreter."""
@@ -83,32 +94,41 @@ class Host:
         self._models.add(model)
         self.status = ModelStatus("ready", title=model.title)
 
-    def _load(self, options: dict[str, Any]) -> None:
+    def _load(self, options: dict[str, Any], by: str = "") -> None:
         try:
             self.start_on(running.load(options, self._report, self.model), options)
         except (ValueError, RuntimeError, OSError) as error:
             log.exception("the model could not be loaded")
-            self._failed(str(error))
+            self._failed(str(error), _astray(options, error, by))
         except Exception as error:  # the page must say so, whatever it was, rather than load for ever
             log.exception("the model could not be loaded")
             self._failed(f"{type(error).__name__}: {error}")
 
-    def _failed(self, sentence: str) -> None:
+    def _failed(self, sentence: str, astray: Astray | None = None) -> None:
         if self.model is None:
-            self.status = ModelStatus("error", detail=sentence)
+            self.status = ModelStatus("error", detail=sentence, astray=astray)
         else:
-            self.status = replace(self.status, coming=None, fault=sentence)
+            self.status = replace(self.status, coming=None, fault=sentence, astray=astray)
 
     def _report(self, phase: str, fraction: float | None, detail: str) -> None:
         status = ModelStatus("loading", phase, fraction, detail)
         self.status = status if self.model is None else replace(self.status, coming=status)
 
 
+def _astray(options: dict[str, Any], error: Exception, by: str) -> Astray | None:
+    """The heads that were asked for, where they belong to another model than the one beside them."""
+    from medusa_viz.models.heads import OtherModelError
+
+    is_so = options["heads"] and isinstance(error, OtherModelError)
+    return Astray(options["heads"], error.base, by) if is_so else None
+
+
 class Sessions:
     """Sessions by token; each is used by one request at a time, the oldest idle one makes room for a new one."""
 
-    def __init__(self, options: dict[str, Any], lang: str = "en", locked: bool = False) -> None:
-        self.host = Host(options, locked)
+    def __init__(self, options: dict[str, Any], lang: str = "en", locked: bool = False,
+                 limits: ServerLimits | None = None) -> None:
+        self.host = Host(options, locked, limits)
         self.texts = Texts(lang)
         self.pages = Pages(PAGES, self.host, self.texts)
         self._sessions: OrderedDict[str, ExplorerSession] = OrderedDict()
@@ -128,7 +148,7 @@ class Sessions:
                 session.notice = ("dropped", {})
                 action, payload = (action, payload) if action in PASSIVE else ("hello", {})
             session.notice = attempt(action, lambda: session.act(action, payload)) or session.notice
-            now = snapshot(session, session.news.of(self.host.status), sentence(session.notice, self.texts))
+            now = snapshot(session, session.news.of(self.host.told(token)), sentence(session.notice, self.texts))
             shown = view.packed(view.build(now, self.texts, session.opened))
             return orjson.dumps({"stamp": time.monotonic_ns(), **shown},
                                 option=orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY).decode()
@@ -157,7 +177,7 @@ class Sessions:
 
     def models(self, token: str) -> str:
         """What the model menu offers a page, as JSON."""
-        return orjson.dumps(model_menu.menu(self.host, self.texts)).decode()
+        return orjson.dumps(model_menu.menu(self.host, token, self.texts)).decode()
 
     def session(self, token: str) -> ExplorerSession:
         """A page's session."""
@@ -185,7 +205,7 @@ class Sessions:
                 self._sessions[token] = ExplorerSession(self.host, token, self._opening)
                 self._locks[token] = threading.Lock()
                 idle = [other for other in self._sessions if other != token and not self._locks[other].locked()]
-                if len(self._sessions) > MAX_SESSIONS and idle:
+                if len(self._sessions) > self.host.limits.max_sessions and idle:
                     self._sessions.pop(idle[0])
                     self._locks.pop(idle[0])
             self._sessions.move_to_end(token)

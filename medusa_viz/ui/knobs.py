@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from medusa_viz.decoding.records import TEMPERATURES
 from medusa_viz.decoding.settings import MAX_RANKS, SIZE_DETENTS, Acceptance, Walls
 from medusa_viz.decoding.tree import Path, TreeShape, dense, dense_nodes, from_paths
 from medusa_viz.models.presets import DEFAULT_TREE
 from medusa_viz.tuning.builders import assumed_accuracy, sparse
-from medusa_viz.tuning.specs import Facts, build, fitted
+from medusa_viz.tuning.specs import Facts, build, fitted, of_budget
+
+if TYPE_CHECKING:
+    from medusa_viz.decoding.decoder import Tree
 
 MOST_NODES = SIZE_DETENTS[-1]  # of an explicit tree; the Tuner makes none with more nodes
 SAMPLING_TEMPERATURE = 0.7  # what choosing another mode than greedy sets where the temperature was 0
@@ -28,13 +31,16 @@ class ActionError(ValueError):
 
 @dataclass(frozen=True)
 class Knobs:
-    """All live knobs of a page. δ follows √ε until somebody moves it; an own tree stands until walls or size move."""
+    """All live knobs of a page. δ follows √ε until somebody moves it; an own tree stands until walls or size move, a
+    dynamic one keeps to them until others are chosen as a whole."""
 
     walls: Walls = field(default_factory=Walls)
     acceptance: Acceptance = field(default_factory=Acceptance)
     delta_locked: bool = True
     own: tuple[Path, ...] | None = None
     """Paths of a tree that was given as such; the walls then are the narrowest that hold it."""
+    dynamic: bool = False
+    """The tree is rebuilt at each step within walls and size, by the heads' own probabilities there."""
 
     def changed(self, changes: dict[str, Any], heads: int) -> tuple[Knobs, str]:
         """The knobs after some were moved, and the key of a notice where moving one moved another.
@@ -48,7 +54,15 @@ class Knobs:
         acceptance, notice = self._acceptance(changes, locked)
         if changes:
             raise ActionError("unknown_knob", name=str(next(iter(changes)))[:40])
-        return Knobs(walls, acceptance, locked, own), notice
+        return Knobs(walls, acceptance, locked, own, self.dynamic), notice
+
+    def within(self, walls: Walls) -> Knobs:
+        """The knobs with the tree that these walls and this size give, the same at each step."""
+        return replace(self, walls=walls, own=None, dynamic=False)
+
+    def drafts_as(self, other: Knobs) -> bool:
+        """Both ask for the same tree."""
+        return (self.walls, self.own, self.dynamic) == (other.walls, other.own, other.dynamic)
 
     def fitted(self, heads: int) -> Knobs:
         """The same knobs for a model of that many heads: walls of further heads begin closed."""
@@ -70,7 +84,13 @@ class Knobs:
             raise ActionError("own_ranks", ranks=MAX_RANKS)
         walls = Walls((shape.widths + (0,) * heads)[:heads], shape.nodes)
         same = tree_for(walls, accuracy, heads).fingerprint == shape.fingerprint
-        return replace(self, walls=walls, own=None if same else shape.paths[1:]), " ".join(built.notes)
+        return replace(self.within(walls), own=None if same else shape.paths[1:]), " ".join(built.notes)
+
+    def with_dynamic(self, nodes: int, facts: Facts) -> tuple[Knobs, str]:
+        """The knobs with trees of up to `nodes` nodes that are rebuilt at each step, and a note where the heads'
+        probabilities were never put right. Raises TreeError or SettingsError."""
+        walls = Walls((MAX_RANKS,) * facts.heads, nodes)
+        return replace(self.within(walls), dynamic=True), " ".join(of_budget("dynamic", facts, nodes).notes)
 
     def _walls(self, changes: dict[str, Any], heads: int) -> Walls:
         top_s = changes.pop("top_s", self.walls.top_s)
@@ -107,20 +127,28 @@ def started_on(knobs: Knobs, engine: Any, before: Any) -> tuple[Knobs, str]:
     if before is not None and before.backbone is engine.backbone:
         return knobs.fitted(heads), ""
     if engine.tree in ("", DEFAULT_TREE):
-        return (replace(knobs, walls=Walls(), own=None) if before is not None else knobs).fitted(heads), ""
+        return (knobs.within(Walls()) if before is not None else knobs).fitted(heads), ""
     accuracy = engine.accuracy or assumed_accuracy(heads)
     built = build(engine.tree, Facts(heads, accuracy))
     return knobs.with_tree(built.shape.paths[1:], accuracy)[0], " ".join(built.notes)
+
+
+def tree_of(knobs: Knobs, accuracy: Sequence[Sequence[float]], room: int, facts: Callable[[], Facts]) -> Tree:
+    """The tree that the knobs ask for, no deeper than `room` further tokens; one that is rebuilt at each step is cut
+    where it is made."""
+    if knobs.dynamic:
+        return of_budget("dynamic", facts(), knobs.walls.size, knobs.walls.top_s).tree
+    return tree_for(knobs.walls, accuracy, room) if knobs.own is None else own_tree(knobs.own, room)
 
 
 def tree_for(walls: Walls, accuracy: Sequence[Sequence[float]], room: int) -> TreeShape:
     """The tree that walls and size ask for, no deeper than `room` further tokens."""
     top_s = walls.top_s[: len(accuracy)]
     shape = dense(top_s) if walls.size >= sum(dense_nodes(top_s)) else sparse(accuracy, walls.size, top_s)
-    return shape.trimmed(min(shape.height, max(room, 0)))
+    return shape.trimmed(min(shape.height, room))
 
 
 def own_tree(paths: Sequence[Path], room: int) -> TreeShape:
     """An explicit tree, no deeper than `room` further tokens."""
     shape = from_paths(paths)
-    return shape.trimmed(min(shape.height, max(room, 0)))
+    return shape.trimmed(min(shape.height, room))

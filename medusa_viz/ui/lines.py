@@ -7,7 +7,9 @@ from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any
 
+from medusa_viz.decoding import preview, reweigh
 from medusa_viz.decoding.records import Branch, Step
+from medusa_viz.decoding.tree import Path, TreeShape
 from medusa_viz.ui.knobs import ActionError, Knobs
 
 MAX_BRANCHES = 6
@@ -26,6 +28,29 @@ class Entry:
     knobs: Knobs
     position: Any = None
     look: Any = None
+
+    def narrowed(self, shape: TreeShape, knobs: Knobs) -> Entry | None:
+        """The entry with a tree inside the verified one, not judged yet; None where it holds more than that."""
+        rows = shape.rows_in(self.verified.shape)
+        if rows is None:
+            return None
+        whole = len(rows) == self.verified.cache_rows
+        step = self.verified if whole else reweigh.subtree(self.verified, shape)[0]
+        return replace(self, step=replace(step, walls=knobs.walls), rows=tuple(rows.tolist()), knobs=knobs)
+
+    def drawn(self, shape: TreeShape, knobs: Knobs, estimate: float | None) -> Entry:
+        """The entry with a tree that was not verified; `estimate`: the milliseconds that this would take."""
+        step = replace(preview.unverified(self.verified, shape, estimate), walls=knobs.walls)
+        return replace(self, step=step, rows=(), knobs=knobs)
+
+    def opened(self, path: str, before: frozenset[Path]) -> frozenset[Path]:
+        """The nodes, of those opened before that the tree still has and the one named `0.2.1`, that are drawn with all
+        their children."""
+        rows = self.step.shape.row_of
+        node = tuple(int(rank) for rank in path.split(".") if rank)
+        if node not in rows:
+            raise ActionError("no_node", path=path[:40])
+        return frozenset(old for old in before if old in rows) | {node}
 
     def answered(self, how: str, begun: float) -> Entry:
         """The entry, marked with how its change was answered and since when (`perf_counter`)."""
@@ -67,6 +92,13 @@ def forked(names: Collection[str], line: Line, index: int, shown: Entry) -> Line
         raise ActionError("many_branches", limit=MAX_BRANCHES)
     name = chr(ord(max(names)) + 1)
     return Line(name, [*line.entries[:index], replace(shown, step=replace(shown.step, branch=name))], line.name, index)
+
+
+def looked_at(index: int, branch: str, look: Any, knobs: Knobs) -> Entry:
+    """A step that was just verified, not judged yet."""
+    step = Step(index, branch, len(look.position.ids), look.drafts, look.verification, None, look.timings,
+                walls=knobs.walls)
+    return Entry(step, step, tuple(range(step.cache_rows)), knobs, look.position, look)
 
 
 def recorded_line(branch: Branch) -> Line:

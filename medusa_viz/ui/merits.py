@@ -60,7 +60,9 @@ def _of_run(tile: dict, n: int, t: Texts) -> dict:
 
 
 def _expected(snapshot: Snapshot, t: Texts) -> dict:
-    """What the accuracy table promises for the tree shown."""
+    """What the accuracy table promises for the tree shown; it knows no tree that follows the step."""
+    if snapshot.dynamic:
+        return _tile("expected", numbers.NONE, t("view.merit.expected_dynamic"), t)
     if not snapshot.steps or not snapshot.accuracy:
         return _tile("expected", numbers.NONE, "", t)
     shape = snapshot.steps[snapshot.index].shape

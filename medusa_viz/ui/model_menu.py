@@ -7,8 +7,8 @@ from typing import Any
 
 from medusa_viz.figures.texts import Texts
 from medusa_viz.models import memory
-from medusa_viz.models.presets import PRESETS, shipped
-from medusa_viz.models.published import PUBLISHED, Fit, fits
+from medusa_viz.models.presets import DEFAULT_TREE, PRESETS, Preset, heads_folder, shipped
+from medusa_viz.models.published import PUBLISHED, Fit, Published, fits
 from medusa_viz.ui import running
 from medusa_viz.ui.knobs import ActionError
 
@@ -16,18 +16,50 @@ DTYPES = ("auto", "fp32", "bf16", "fp16", "8bit", "4bit")
 LONGEST = 500  # characters of a model's name or path
 
 
-def menu(host: Any, t: Texts) -> dict:
-    """Everything that the menu shows; a server that keeps its model tells no paths."""
-    kind = _device(host)
+def menu(host: Any, token: str, t: Texts) -> dict:
+    """Everything that the menu shows to a page; a server that keeps its model tells no paths."""
+    kind, astray = _device(host), host.told(token).astray
     free = memory.free(kind)
     what = t("models.gpu_memory" if kind == "cuda" else "models.memory")
     return {
         "locked": host.locked, "busy": host.status.state == "loading" or host.status.coming is not None,
         "free": t("models.free", free=memory.gb(free), what=what),
-        "local": [_entry(host, *entry) for entry in _local(host, t)],
+        "local": [_entry(host, t, *entry) for entry in _local(host, t)],
         "published": [_published(host, fit, t) for fit in fits(kind, free)],
         "dtypes": list(DTYPES[1:]), "model": "" if host.locked else host.options["model"],
+        "astray": {"heads": astray.heads, "model": astray.model} if astray and not host.locked else None,
     }
+
+
+def facts(name: str, t: Texts, fit: Fit | None = None) -> list[dict[str, str]]:
+    """Label and value of each fact of a preset or a published model, whose fit on this machine is told too; nothing
+    of other models."""
+    known = PRESETS.get(name) or PUBLISHED.get(name)
+    if known is None:
+        return []
+    rows = _shipped_facts(known, t) if name in PRESETS else _published_facts(known, t)
+    if fit:
+        rows["fits"] = t("models.fits_in", dtypes=", ".join(fit.dtypes)) if fit.dtypes else t("models.fits_not")
+    rows["licence"] = known.licence
+    return [{"label": t(f"models.fact.{key}"), "value": value} for key, value in rows.items()]
+
+
+def _shipped_facts(preset: Preset, t: Texts) -> dict[str, str]:
+    wheel = t("models.wheel", requirement=preset.requirement, size=round(preset.wheel_bytes / 1e6))
+    folder = "/".join(heads_folder(preset).parts[-3:])
+    return {"base": wheel, "heads": t("models.heads_shipped", folder=folder), "template": t("models.template_own"),
+            "tree": DEFAULT_TREE}
+
+
+def _published_facts(preset: Published, t: Texts) -> dict[str, str]:
+    is_inside = preset.heads == preset.backbone
+    heads = t("models.heads_inside" if is_inside else "models.heads_beside", place=preset.heads, n=preset.head_count,
+              matrix=t("models.heads_own" if preset.own_output else "models.heads_shared"))
+    template = t("models.template", name=preset.template) if preset.template else t("models.template_own")
+    needs = {key: memory.gb(preset.need(dtype))
+             for key, dtype in (("fp32", "fp32"), ("half", "bf16"), ("eight", "8bit"), ("four", "4bit"))}
+    return {"base": preset.backbone, "heads": heads, "template": template, "tree": preset.tree,
+            "needs": t("models.needs", **needs)}
 
 
 def choice(host: Any, model: object, heads: object, dtype: object) -> dict[str, str]:
@@ -86,15 +118,15 @@ def _title(model: str, heads: str, t: Texts) -> str:
     return t("models.with_heads", model=title, heads=Path(heads).name) if heads else title
 
 
-def _entry(host: Any, title: str, model: str, heads: str, note: str) -> dict:
+def _entry(host: Any, t: Texts, title: str, model: str, heads: str, note: str) -> dict:
     now = host.model is not None and (host.options["model"], host.options["heads"]) == (model, heads)
-    return {"title": title, "note": note, "fits": True, "running": now,
+    return {"title": title, "note": note, "fits": True, "running": now, "facts": [] if heads else facts(model, t),
             "choice": {} if host.locked else {"model": model, "heads": heads}}
 
 
 def _published(host: Any, fit: Fit, t: Texts) -> dict:
     preset = fit.preset
-    entry = _entry(host, preset.title, preset.name, "", "")
+    entry = {**_entry(host, t, preset.title, preset.name, "", ""), "facts": facts(preset.name, t, fit)}
     if fit.dtype or entry["running"]:
         dtype = host.options["dtype"] if entry["running"] else fit.dtype
         note = t("models.fits", need=memory.gb(preset.need(dtype if dtype in memory.BYTES else "bf16")), dtype=dtype,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,8 +54,9 @@ FRAME_CSS = """
 """
 
 
-def build(sessions: Sessions, lang: str = "en") -> gr.Blocks:
-    """The page as Gradio Blocks. Sessions are made by the first call of a page and closed with its tab."""
+def build(sessions: Sessions, lang: str = "en", functions: Sequence[Callable] = ()) -> gr.Blocks:
+    """The page as Gradio Blocks. Sessions are made by the first call of a page and closed with its tab. `functions` can
+    be called by Gradio's clients, one call of each at a time."""
     gr.set_static_paths([*sorted(ASSETS.glob("*.js")), *STYLES, PLOTLY])
     tokens: dict[str, str] = {}
 
@@ -75,6 +77,8 @@ def build(sessions: Sessions, lang: str = "en") -> gr.Blocks:
                        apply_default_css=False, elem_id="explorer", server_functions=[act])
         page.hello(hello, None, None, queue=False, show_progress="hidden", api_visibility="private")
         demo.unload(bye)
+        for function in functions:
+            gr.api(function)
     return demo
 
 

@@ -28,7 +28,7 @@ def snapshot(session: ExplorerSession, status: ModelStatus, notice: str) -> Snap
         plain_ms=None if session.recorded or own is None else own.plain_ms, knobs_since=session.knobs_since,
         verified_nodes=session.entry.verified.shape.nodes if has_steps else None, plain_due=session.watch.due,
         pinned=_pinned(session), check_on=session.watch.on, max_nodes=session.max_nodes, screen=session.screen,
-        heads=_heads(session), own_tree=session.knobs.own is not None,
+        heads=_heads(session), own_tree=session.knobs.own is not None, dynamic=session.knobs.dynamic,
         renewed=session.seat is not None and session.seat.model is not session.host.model, foreign=session.foreign,
         options={} if session.recorded or own is None else own.options, on_start=session.host.options,
         locked=session.host.locked)
@@ -64,11 +64,12 @@ def _heads(session: ExplorerSession) -> Heads | None:
     engine, loaded = session.model.engine, session.model.engine.loaded
     backbone, notices = engine.backbone, () if session.host.locked else tuple(loaded.report.notices)
     return Heads(loaded.source, loaded.config.trained, loaded.config.accuracy, engine.place,
-                 backbone.placement.reason, backbone.linears, backbone.step, notices)
+                 backbone.placement.reason, backbone.linears, backbone.step, notices, loaded.report.tensors,
+                 engine.drafter.drafts_from)
 
 
 def _pinned(session: ExplorerSession) -> Pinned | None:
     pin = session.pin
     if pin is None:
         return None
-    return Pinned(pin.step, pin.knobs.walls, pin.knobs.acceptance, pin.prefix == session.prefix())
+    return Pinned(pin.step, pin.knobs.walls, pin.knobs.acceptance, pin.prefix == session.prefix(), pin.knobs.dynamic)

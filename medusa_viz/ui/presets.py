@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from medusa_viz.decoding.settings import MAX_RANKS, Walls
+from medusa_viz.ui.knobs import ActionError
 
 PRESETS: dict[str, tuple[tuple[int, ...], int]] = {
     "paper": ((2, 3), 8),
@@ -15,7 +16,9 @@ PRESETS: dict[str, tuple[tuple[int, ...], int]] = {
 
 
 def walls(name: str, heads: int) -> Walls:
-    """The preset's knobs for a model of that many heads. Raises KeyError for an unknown name."""
+    """The preset's knobs for a model of that many heads. Raises ActionError for an unknown name."""
+    if name not in PRESETS:
+        raise ActionError("no_preset", name=str(name)[:40])
     top_s, size = PRESETS[name]
     padded = (top_s + (0,) * heads)[:heads]
     return Walls(padded, min(size, heads) if name == "chain" else size)

@@ -43,22 +43,38 @@ def _tokens(count: str, t: Texts) -> str:
 
 
 def _reached(heads: Heads, t: Texts) -> list[tuple[str, str]]:
-    """Held-out top-1 per head, and tokens per step: as replayed when they were trained, else as the table promises."""
-    accuracy = heads.accuracy
-    if not accuracy or not all(accuracy):
-        return []
-    key, rate = "replayed", _replayed(heads.trained)
-    if rate is None:
+    """Top-1 per head and tokens per step: on held-out replies where their makers measured that, else what the accuracy
+    table says and promises."""
+    accuracy = heads.accuracy if all(heads.accuracy) else []
+    rows, key, rate = [], "replayed", _replayed(heads.trained)
+    if held_out := _held_out(heads.trained):
+        rows.append(("top1", _shares(held_out)))
+    elif accuracy:
+        rows.append(("first_guess", t("view.heads_facts.from_table", shares=_shares([row[0] for row in accuracy]))))
+    if rate is None and accuracy:
         key, rate = "promised", expected_tokens_per_step(sparse(accuracy, NODES), accuracy)
-    return [("top1", " · ".join(numbers.probability(row[0]) for row in accuracy)),
-            ("rate", t(f"view.heads_facts.{key}", value=f"{rate:.2f}", nodes=NODES))]
+    if rate is not None:
+        rows.append(("rate", t(f"view.heads_facts.{key}", value=f"{rate:.2f}", nodes=NODES)))
+    return rows
+
+
+def _shares(shares: list[float]) -> str:
+    return " · ".join(map(numbers.probability, shares))
 
 
 def _loaded(heads: Heads, t: Texts) -> list[tuple[str, str]]:
-    """Device and dtype with their reason, how the model's parts run, and what was noticed."""
+    """What was read of the heads' file, device and dtype with their reason, how the model's parts run, and what was
+    noticed."""
     place = t("view.heads_facts.placed", place=heads.place, reason=heads.reason) if heads.place else ""
-    return [("place", place), ("linears", heads.linears), ("step", heads.step),
+    return [("tensors", heads.tensors), ("drafts_from", heads.drafts_from), ("place", place),
+            ("linears", heads.linears), ("step", heads.step),
             *(("notice", notice) for notice in heads.notices)]
+
+
+def _held_out(trained: dict[str, object]) -> list[float]:
+    shares = trained.get("held_out_top1") if isinstance(trained, dict) else None
+    plain = isinstance(shares, list) and all(isinstance(share, float) and 0 <= share <= 1 for share in shares)
+    return shares if plain else []
 
 
 def _replayed(trained: dict[str, object]) -> float | None:

@@ -12,18 +12,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from medusa_viz.decoding.preview import LatencyEstimate
 from medusa_viz.decoding.settings import Acceptance
-from medusa_viz.decoding.tree import TreeShape
 from medusa_viz.models import memory
 from medusa_viz.models.presets import DEFAULT_PRESET
 from medusa_viz.models.worker import Worker
+from medusa_viz.ui.knobs import ActionError
+
+if TYPE_CHECKING:
+    from medusa_viz.tuning.specs import Facts
 
 DEFAULTS = {"model": DEFAULT_PRESET.name, "heads": "", "device": "auto", "dtype": "auto", "compile": False}
 """Options of a model where nobody names others."""
-MAX_NODES = {"cpu": 256, "cuda": 1024}  # verified nodes; larger trees stay drawings
+MAX_NODES = {"cpu": 256, "cuda": 1024}  # verified nodes where nobody sets another limit
 PLACE = ("model", "device", "dtype", "compile")  # options that decide about the backbone; the rest is heads
 RECENT = 5  # plain steps whose median counts
 
@@ -42,6 +45,7 @@ class Model:
     plain: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
     """Milliseconds of the last plain steps: measured when the model was loaded, and among the steps of its sessions."""
     latency: LatencyEstimate = field(default_factory=LatencyEstimate)
+    _facts: tuple[Any, Facts] | None = None
 
     def __post_init__(self) -> None:
         weakref.finalize(self, gc.collect).atexit = False  # modules hold each other in rings
@@ -60,9 +64,15 @@ class Model:
         """Milliseconds of a plain step, the median of the last ones; None until one was measured."""
         return median(self.plain) if self.plain else None
 
-    @property
-    def max_nodes(self) -> int:
-        return MAX_NODES.get(self.engine.backbone.device.type, MAX_NODES["cpu"])
+    def facts(self, token: str) -> Facts:
+        """What builders may draw on, as for the command line; read on the worker when it is first asked for, and again
+        once a calibration has renewed the engine."""
+        from medusa_viz.tuning.calibration import facts_of, known_here
+
+        engine = self.engine
+        if self._facts is None or self._facts[0] is not engine:
+            self._facts = engine, self.worker.submit(token, lambda: facts_of(engine, known_here(engine))).result()
+        return self._facts[1]
 
 
 class Seat:
@@ -97,11 +107,19 @@ class Seat:
         """Prefill tokens; the position behind them."""
         return self.work(lambda run: run.open(ids, settings))
 
-    def look(self, position: Any, shape: TreeShape, settings: Acceptance) -> Any:
-        """Verify a tree at a position."""
-        look = self.work(lambda run: run.look(position, shape, settings))
-        self.model.latency.add(shape.nodes + 1, look.timings.verify)
+    def look(self, position: Any, tree: Any, settings: Acceptance, room: int) -> Any:
+        """Verify a tree (`decoder.Tree`) at a position; one that is made for this step is at most `room` deep."""
+        look = self.work(lambda run: run.look(position, tree, settings, room))
+        self.model.latency.add(look.shape.nodes + 1, look.timings.verify)
         return look
+
+
+def newest_seat(model: Model | None, own: Seat | None, token: str) -> Seat:
+    """A session's seat at the model that runs now: its own, unless the model was changed since. Raises
+    ActionError where none runs yet."""
+    if model is None:
+        raise ActionError("not_ready")
+    return own if own is not None and own.model is model else Seat(model, token)
 
 
 def load(options: dict[str, Any], report: Report, beside: Model | None = None) -> Model:

@@ -11,17 +11,18 @@ from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
-from medusa_viz.decoding import preview, reweigh
-from medusa_viz.decoding.records import Session, Step
+from medusa_viz.decoding import reweigh
+from medusa_viz.decoding.records import Session
 from medusa_viz.decoding.settings import Limits
 from medusa_viz.decoding.tree import TreeShape
 from medusa_viz.tuning.builders import assumed_accuracy
+from medusa_viz.tuning.specs import Facts
 from medusa_viz.ui import model_menu, presets, prompt_box
 from medusa_viz.ui.greedy_watch import GreedyWatch
-from medusa_viz.ui.knobs import ActionError, Knobs, own_tree, started_on, tree_for
-from medusa_viz.ui.lines import Entry, Line, Pin, forked, recorded_line
+from medusa_viz.ui.knobs import ActionError, Knobs, started_on, tree_of
+from medusa_viz.ui.lines import Entry, Line, Pin, forked, looked_at, recorded_line
 from medusa_viz.ui.news import News
-from medusa_viz.ui.running import MAX_NODES, Model, Seat
+from medusa_viz.ui.running import Model, Seat, newest_seat
 from medusa_viz.ui.snapshot import Screen, screen_of
 from medusa_viz.ui.wording import Wording
 
@@ -97,11 +98,11 @@ class ExplorerSession:
     def do_use(self, model: str = "", heads: str = "", dtype: str = "") -> None:
         """Load another model or other heads behind the running one, for every Start after that."""
         self.news = News()
-        self.host.use(**model_menu.choice(self.host, model, heads, dtype))
+        self.host.use(self.token, **model_menu.choice(self.host, model, heads, dtype))
 
     def do_start(self, prompt: str) -> None:
         """Prefill a prompt and show its first step."""
-        seat = self._newest_seat()
+        seat = newest_seat(self.host.model, self.seat, self.token)
         engine = seat.model.engine
         ids = prompt_box.encoded(prompt, engine)
         self.watch.give_way()
@@ -169,17 +170,17 @@ class ExplorerSession:
         self.notice = (notice, {}) if notice else ""
         self._turn(knobs)
 
-    def do_tree(self, paths: list) -> None:
-        """Draft an explicit tree from now on, until its knobs are moved."""
-        knobs, self.notice = self.knobs.with_tree(paths, self._table())
+    def do_tree(self, paths: list | None = None, dynamic: int | None = None) -> None:
+        """Draft an explicit tree until its knobs are moved, or one of up to `dynamic` nodes, rebuilt at each step."""
+        if dynamic is None:
+            knobs, self.notice = self.knobs.with_tree(paths, self._table())
+        else:
+            knobs, self.notice = self.knobs.with_dynamic(dynamic, self._facts())
         self._turn(knobs)
 
     def do_preset(self, name: str) -> None:
         """Set walls and size as a preset does."""
-        if name not in presets.PRESETS:
-            raise ActionError("no_preset", name=str(name)[:40])
-        walls = presets.walls(name, self._heads())
-        self.do_knob(top_s=walls.top_s, size=walls.size)
+        self._turn(self.knobs.within(presets.walls(name, self._heads())))
 
     def do_screen(self, **screen: Any) -> None:
         """Draw for the room that the page has."""
@@ -188,11 +189,7 @@ class ExplorerSession:
     def do_open(self, path: str) -> None:
         """Draw a node's children although the tree is folded."""
         self.needs_steps()
-        shown = self.entry.step.shape.row_of
-        node = tuple(int(rank) for rank in path.split(".") if rank)
-        if node not in shown:
-            raise ActionError("no_node", path=path[:40])
-        self.opened = frozenset(old for old in self.opened if old in shown) | {node}
+        self.opened = self.entry.opened(path, self.opened)
 
     def do_fold(self) -> None:
         """Fold what was opened."""
@@ -229,22 +226,32 @@ class ExplorerSession:
 
     def _recomputed(self, entry: Entry, knobs: Knobs, begun: float) -> Entry:
         """The entry under other knobs, answered from its record where that holds the answer."""
-        shape = self._tree(knobs, entry.step.prefix_length)
-        rows = shape.rows_in(entry.verified.shape)
-        if rows is None:
-            return self._widened(replace(entry, knobs=knobs), shape)
-        whole = len(rows) == entry.verified.cache_rows
-        step = entry.verified if whole else reweigh.subtree(entry.verified, shape)[0]
+        entry, shape = self._reshaped(entry, knobs)
+        narrowed = entry.narrowed(shape, knobs)
+        if narrowed is None:
+            return self._widened(entry, shape, knobs)
         how = "logits" if shape.fingerprint == entry.step.shape.fingerprint else "subtree"
-        step = replace(step, walls=knobs.walls)
-        entry = self._judged(replace(entry, step=step, rows=tuple(rows.tolist()), knobs=knobs))
-        return entry.answered(how, begun)
+        return self._judged(narrowed).answered(how, begun)
 
-    def _widened(self, entry: Entry, shape: TreeShape) -> Entry:
+    def _reshaped(self, entry: Entry, knobs: Knobs) -> tuple[Entry, TreeShape]:
+        """The shape that other knobs ask for at a step. Where it follows from what the heads say there, they are asked
+        again; not those of another model than a recording's, whose tree stays."""
+        if knobs.drafts_as(entry.knobs):
+            return entry, entry.step.shape
+        room = self._room(entry.step.prefix_length)
+        tree = tree_of(knobs, self._table(), room, self._facts)
+        if not knobs.dynamic:
+            return entry, tree
+        if self.foreign:
+            self.notice = ("other_model", {})
+            return entry, entry.verified.shape
+        entry = replace(entry, position=entry.position or self._position(entry))
+        return entry, self._work(lambda run: run.shape(entry.position, tree, room))
+
+    def _widened(self, entry: Entry, shape: TreeShape, knobs: Knobs) -> Entry:
         """A tree with new nodes: verified now if that is quick, else drawn and left to be verified."""
         estimate = self.model.latency.of(shape.nodes + 1) if self.model else None
-        step = replace(preview.unverified(entry.verified, shape, estimate), walls=entry.knobs.walls)
-        drawn = replace(entry, step=step, rows=())
+        drawn = entry.drawn(shape, knobs, estimate)
         if self.model is None or self.recorded:
             self.notice = ("recording_only", {})
             return drawn
@@ -278,16 +285,16 @@ class ExplorerSession:
     def _room(self, prefix_length: int) -> int:
         """How many tokens may follow a root at the end of the prefix."""
         room = Limits().max_new_tokens - (prefix_length - len(self.prompt_ids)) - 1
-        if self.foreign or self.model is None:
-            return room
-        return min(room, self.model.engine.backbone.context - prefix_length - 1)
+        if not self.foreign and self.model is not None:
+            room = min(room, self.model.engine.backbone.context - prefix_length - 1)
+        return max(room, 0)
 
     # ---- the model's side ------------------------------------------------------------------------------------
 
     @property
     def max_nodes(self) -> int:
         """Nodes up to which a tree is verified here."""
-        return self.model.max_nodes if self.model else MAX_NODES["cpu"]
+        return self.host.max_nodes(self.model)
 
     def _engine(self) -> Any:
         if self.model is None:
@@ -296,35 +303,25 @@ class ExplorerSession:
             raise ActionError("other_model")
         return self.model.engine
 
-    def _newest_seat(self) -> Seat:
-        """A seat at the model that runs now: this session's own, unless the model was changed since."""
-        if self.host.model is None:
-            raise ActionError("not_ready")
-        own = self.seat is not None and self.seat.model is self.host.model
-        return self.seat if own else Seat(self.host.model, self.token)
-
     def _work(self, job: Callable[[Any], Any]) -> Any:
         self.watch.give_way()
         return self.seat.work(job)
 
     def _position(self, entry: Entry) -> Any:
         """The model's position at a recorded step, made by prefilling what came before it."""
-        self.seat = self.seat or self._newest_seat()
+        self.seat = self.seat or newest_seat(self.host.model, None, self.token)
         self.watch.give_way()
         position = self.seat.open([*self.prompt_ids, *self.line.committed(entry.step.index)], entry.knobs.acceptance)
         return replace(position, root=entry.step.drafts.token[0], root_p=entry.step.drafts.head_p[0])
 
     def _look(self, position: Any, index: int, branch: str, knobs: Knobs, shape: TreeShape | None = None) -> Entry:
-        """Verify a tree at a position and judge it."""
-        begun = perf_counter()
-        if shape is None:
-            shape = self._tree(knobs, len(position.ids))
+        """Verify a tree at a position and judge it. One that is rebuilt at each step is made here, so that this counts
+        as its time; others may have been drawn before."""
+        begun, room = perf_counter(), self._room(len(position.ids))
+        tree = tree_of(knobs, self._table(), room, self._facts) if shape is None or knobs.dynamic else shape
         self.watch.give_way()
-        look = self.seat.look(position, shape, knobs.acceptance)
-        step = Step(index, branch, len(position.ids), look.drafts, look.verification, None, look.timings,
-                    walls=knobs.walls)
-        self.wording.learn(self._engine().codec, position.ids, step)
-        entry = Entry(step, step, tuple(range(shape.nodes + 1)), knobs, position, look)
+        entry = looked_at(index, branch, self.seat.look(position, tree, knobs.acceptance, room), knobs)
+        self.wording.learn(self._engine().codec, position.ids, entry.step)
         return self._judged(entry).answered("forward", begun)
 
     def _commit(self, line: Line) -> None:
@@ -373,10 +370,11 @@ class ExplorerSession:
             return len(self.line.entries[0].step.drafts.heads)
         return self.model.engine.drafter.heads if self.model else len(self.knobs.walls.top_s)
 
-    def _tree(self, knobs: Knobs, prefix_length: int) -> TreeShape:
-        """The tree the knobs ask for behind a prefix."""
-        room = self._room(prefix_length)
-        return tree_for(knobs.walls, self._table(), room) if knobs.own is None else own_tree(knobs.own, room)
+    def _facts(self) -> Facts:
+        """What builders may draw on."""
+        if self.model is None:
+            raise ActionError("not_ready")
+        return self.model.facts(self.token)
 
     def _table(self) -> list[list[float]]:
         """The accuracies in force; heads that bring none are assumed to be common ones."""

@@ -13,6 +13,17 @@ from medusa_viz.ui.running import DEFAULTS
 
 
 @dataclass(frozen=True)
+class Astray:
+    """Heads that belong to another model than the one that they were to run on."""
+
+    heads: str
+    model: str
+    """Theirs, where their config names it."""
+    by: str = ""
+    """Token of the page that asked for them; empty where the server was started with them."""
+
+
+@dataclass(frozen=True)
 class ModelStatus:
     """Where the model is. state: `loading`, `ready` or `error`."""
 
@@ -28,6 +39,8 @@ class ModelStatus:
     """Another model that loads while this one runs."""
     fault: str = ""
     """One sentence: why another model, asked for last, could not be loaded."""
+    astray: Astray | None = None
+    """Heads, asked for last, that wait for their model to be named."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +59,10 @@ class Heads:
     step: str = ""
     notices: tuple[str, ...] = ()
     """What loading the heads came upon."""
+    tensors: str = ""
+    """Layout, and which tensors of their file were used."""
+    drafts_from: str = ""
+    """Whose output matrices, and how many of their rows."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +92,7 @@ class Pinned:
     acceptance: Acceptance
     here: bool
     """The step on screen has the same prefix, so the two can be compared."""
+    dynamic: bool = False
 
 
 @dataclass(frozen=True)
@@ -150,6 +168,8 @@ class Snapshot:
     """None while no model runs."""
     own_tree: bool = False
     """The tree was given as such; walls and size only enclose it."""
+    dynamic: bool = False
+    """The tree is rebuilt at each step within walls and size."""
     renewed: bool = False
     """Another model runs by now; this session uses it from its next Start."""
     foreign: bool = False

@@ -28,7 +28,8 @@ def status(snapshot: Snapshot, t: Texts) -> dict:
             text = f"{text} {shown.detail}"
         if model.coming:
             text = t("view.status.beside", what=text)
-    notice = snapshot.notice or (t("view.status.not_switched", error=model.fault) if model.fault else "")
+    key = "view.status.astray" if model.astray else "view.status.not_switched"
+    notice = snapshot.notice or (t(key, error=model.fault) if model.fault else "")
     return {"state": model.state, "text": text, "fraction": shown.fraction, "loading": shown.state == "loading",
             "notice": notice, "title": (not snapshot.renewed and model.title) or snapshot.title}
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from medusa_viz.figures.texts import Texts
 from medusa_viz.models.memory import QUANTISED
+from medusa_viz.training import shipped
 from medusa_viz.ui import model_menu, train_runner, train_view
 from medusa_viz.ui.knobs import ActionError
 from medusa_viz.ui.pages import Page
@@ -56,7 +57,7 @@ class TrainPage(Page):
             raise ActionError("odd_payload", name="start")
         if model not in {one["name"] for one in form(self.host, self.t)["models"]}:
             raise ActionError("train_model", name=str(model)[:60])
-        files = (str(token_file(data)),) if data else ()
+        files = (str(_judged(token_file(data), model)),) if data else ()
         name = name.strip() if isinstance(name, str) else ""
         plan = Plan(name or _free_name(recipe), recipe, model, files, distil, changed(recipe, dict(settings)),
                     self._dtype(recipe, model))
@@ -106,7 +107,7 @@ class TrainPage(Page):
             raise ActionError("train_no_heads", name=folder.name[:60])
         plan = from_json(train_runner.read(folder).get("plan"))
         model = "" if plan is None or plan.model == self.host.options["model"] else plan.model
-        self.host.use(**model_menu.choice(self.host, model, str(folder), ""))
+        self.host.use(token, **model_menu.choice(self.host, model, str(folder), ""))
 
     # ---- the view ----------------------------------------------------------------------------------------------
 
@@ -163,6 +164,11 @@ class TrainPage(Page):
         if folder is None:
             raise ActionError("train_no_run", path=run[:200])
         return folder
+
+
+def _judged(path: Path, model: str) -> Path:
+    """A token file as runs take it: of the shipped one, which holds nothing out, a copy that does."""
+    return shipped.with_held_out(path) if path == shipped.training_file(model) else path
 
 
 def _named(given: object) -> str:

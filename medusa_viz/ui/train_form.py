@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from medusa_viz.figures.texts import Texts
-from medusa_viz.models.presets import PRESETS, shipped
+from medusa_viz.models.presets import PRESETS, backbone_of, shipped
+from medusa_viz.training import shipped as replies
 from medusa_viz.training.settings import RECIPES
 from medusa_viz.ui.train_plan import data_root, reply_tokens
 
 MAIN = ("passes", "batch", "lr", "heads", "layers", "draft_vocabulary", "heads_passes", "lambda0", "rank")
-SMALL = {"distil": 4_000, "settings": {"passes": 1, "batch": 64, "warmup": 10, "log_every": 2,
+SMALL = {"distil": 4_000, "settings": {"tokens": 20_000, "passes": 1, "batch": 64, "warmup": 10, "log_every": 2,
                                        "draft_vocabulary": 8_192}}
 """A run of a few minutes on two cores. It shows how training goes, not what trained heads can do."""
 WHOLE = {"distil": 60_000, "settings": {}}
@@ -22,12 +23,15 @@ MOST_FILES = 50
 
 def form(host: Any, t: Texts) -> dict:
     """Everything that can be chosen, with what stands there at first."""
+    own = replies.training_file(running_model(host))
     return {
         "recipes": [{"name": name, "help": t(f"train.recipe.{name}"), "fields": _fields(recipe.defaults)}
                     for name, recipe in RECIPES.items()],
         "models": _models(host, t),
-        "data": [{"path": str(path), "label": t("train.file", name=path.name, tokens=tokens), "tokens": tokens}
-                 for path, tokens in _files()],
+        "data": [*([_shipped(own, t)] if own else []),
+                 *({"path": str(path), "label": t("train.file", name=path.name, tokens=tokens), "tokens": tokens}
+                   for path, tokens in _files())],
+        "chosen": str(own or ""),
         "presets": [{"name": "small", "label": t("train.preset.small"), **SMALL},
                     {"name": "whole", "label": t("train.preset.whole"), **WHOLE}],
     }
@@ -43,8 +47,7 @@ def _fields(defaults: object) -> list[dict]:
 
 def running_model(host: Any) -> str:
     """The running model's backbone, without the adapter that its heads may bring."""
-    running = host.options["model"]
-    return PRESETS[running].weights if running in PRESETS else running
+    return backbone_of(host.options["model"])
 
 
 def _models(host: Any, t: Texts) -> list[dict]:
@@ -56,6 +59,12 @@ def _models(host: Any, t: Texts) -> list[dict]:
 
 def _title(name: str) -> str:
     return PRESETS[name].title if name in PRESETS else Path(name).name
+
+
+def _shipped(path: Path, t: Texts) -> dict:
+    """The replies of the running model that ship with the project."""
+    tokens, heats = replies.facts(path)
+    return {"path": str(path), "label": t("train.shipped", tokens=tokens, heats=" + ".join(heats)), "tokens": tokens}
 
 
 def _files() -> list[tuple[Path, int]]:

@@ -14,10 +14,10 @@ from medusa_viz.models.memory import QUANTISED
 from medusa_viz.models.presets import REPOSITORY
 from medusa_viz.training.distil_settings import DistilSettings
 from medusa_viz.training.settings import RECIPES, settings_for
+from medusa_viz.training.shipped import HELD_OUT_EVERY
 from medusa_viz.ui.knobs import ActionError
 
 PROMPTS = REPOSITORY / "assets" / "prompts" / "train.jsonl"
-HELD_OUT_EVERY = 8  # of the prompts that the model answers first, one in so many is kept for judging
 TOKENS_PER_ROW = 256  # replies written side by side: no more than the wanted tokens need
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,59}")
 MODEL = 300  # longest name of a model

@@ -7,12 +7,11 @@ import weakref
 from dataclasses import replace
 from typing import Any
 
-from medusa_viz.decoding.tree import TreeShape
 from medusa_viz.figures.texts import Texts
 from medusa_viz.tuning import edits, formats, latency, specs
 from medusa_viz.tuning.jobs import Job
 from medusa_viz.ui import tuner_desk, tuner_view, tuner_work
-from medusa_viz.ui.knobs import MOST_NODES, ActionError
+from medusa_viz.ui.knobs import ActionError
 from medusa_viz.ui.pages import Page
 from medusa_viz.ui.running import Model
 from medusa_viz.ui.tuner_charts import PROXIES
@@ -80,8 +79,7 @@ class TunerPage(Page):
         """Rank greedy replies under these heads."""
         desk, model = self._desk(token)
         study = desk.study
-        self._begin(desk, model, token, "calibrate", tuner_work.calibrating(model.engine, model.options),
-                    study.calibrated)
+        self._begin(desk, model, token, "calibrate", tuner_work.calibrating(model), study.calibrated)
 
     def do_time(self, token: str) -> None:
         """Measure this device's step times."""
@@ -125,6 +123,7 @@ class TunerPage(Page):
             raise ActionError("odd_payload", name="thresholds")
         depth, chosen = STUDY[extent], desk.chosen
         of, title = (chosen.key, extent), tuner_view.title(chosen, self.t)
+        self._verifiable(title, chosen)
 
         def done(found: Any) -> None:
             desk.take_swept(Swept(of, title, found))
@@ -147,8 +146,7 @@ class TunerPage(Page):
         desk, _ = self._desk(token)
         if not isinstance(kind, str) or not isinstance(seed, int) or not 0 <= seed < 2**31:
             raise ActionError("odd_payload", name="choose")
-        most = tuner_desk.SLOW_BUDGETS.get(kind, MOST_NODES)
-        budget = min(desk.chosen.budget, most) if budget is None else budget
+        budget = desk.chosen.budget if budget is None else budget
         desk.choose(tuner_desk.build(desk.study, kind, budget, name, seed))
 
     def do_take(self, token: str) -> None:
@@ -236,7 +234,7 @@ class TunerPage(Page):
         if not isinstance(text, str):
             raise ActionError("odd_payload", name="import")
         found = formats.read(text)
-        notes = [self.t("tuner.read_as", format=formats.FORMATS[found.format].title), *found.notes]
+        notes = [self.t("tuner.read_as", format=found.title), *found.notes]
         chosen = tuner_desk.own(desk.study, found.shape)
         desk.choose(chosen)
         desk.imported = notes
@@ -245,9 +243,8 @@ class TunerPage(Page):
         """Hand the chosen tree to the page, for its Explorer."""
         desk, _ = self._desk(token)
         shape = desk.chosen.shape
-        if shape is None:
-            raise ActionError("tuner_dynamic")
-        desk.give = {"paths": [list(path) for path in shape.paths[1:]]}
+        desk.give = {"tree": {"dynamic": desk.chosen.option.nodes} if shape is None
+                     else {"paths": [list(path) for path in shape.paths[1:]]}}
 
     # ---- small parts ------------------------------------------------------------------------------------------
 
@@ -302,11 +299,14 @@ class TunerPage(Page):
             for kind in ("sparse", "best-dense"):
                 for nodes in COMPARED_NODES:
                     asked.setdefault(f"{kind}:{nodes}", tuner_desk.build(study, kind, nodes))
-        most = self.host.model.max_nodes if self.host.model else 0
         if not asked:
             raise ActionError("tuner_nothing")
         for name, chosen in asked.items():
-            tree = chosen.option.tree
-            if isinstance(tree, TreeShape) and tree.nodes > most:
-                raise ActionError("tuner_too_large", name=name, most=f"{most:,}")
+            self._verifiable(name, chosen)
         return asked
+
+    def _verifiable(self, name: str, chosen: Chosen) -> None:
+        """Raise ActionError for a tree that is larger than is verified here."""
+        most = self.host.max_nodes(self.host.model)
+        if chosen.option.tree.nodes > most:
+            raise ActionError("tuner_too_large", name=name, most=f"{most:,}")

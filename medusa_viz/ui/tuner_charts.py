@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -14,7 +15,7 @@ from medusa_viz.figures.tuner_figures import Chart, Setting, Spot, TimedCurve
 from medusa_viz.tuning.builders import node_values
 from medusa_viz.tuning.recommend import Option
 from medusa_viz.tuning.replay import replay
-from medusa_viz.ui.tuner_desk import PLAIN, Desk, Measured
+from medusa_viz.ui.tuner_desk import PLAIN, PUBLISHED, Desk, Measured
 
 FIT_POINTS = 40
 SWEPT_TEMPERATURE, SWEPT_EPSILON = 0.7, 0.09  # at which the threshold study varies ε and T
@@ -40,8 +41,10 @@ def steps(desk: Desk, t: Texts) -> Chart:
     best = _best(desk)
     measured = [Spot(one.kind, one.run.name, one.run.nodes, one.run.tokens_per_step, hover=_real(one, t))
                 for one in _greedy(desk)]
+    published = [replace(spot(PUBLISHED, option), name=option.spec.removeprefix(f"{PUBLISHED}:"))
+                 for option in desk.priced(desk.study.published)]
     return tuner_figures.trees(_lines(desk, spot), measured, spot(desk.chosen.kind, _chosen(desk)),
-                               best and spot("", best), t("tuner.fig_tokens_per_step"), t)
+                               best and spot("", best), t("tuner.fig_tokens_per_step"), t, published=published)
 
 
 def speed(desk: Desk, t: Texts) -> Chart:
@@ -126,7 +129,7 @@ def sentence(option: Option, desk: Desk, t: Texts) -> str:
     if option.tokens_per_second:
         parts.append(t("tuner.tree_second", speed=f"{desk.batch * option.tokens_per_second:,.1f}",
                        ms=numbers.milliseconds(option.milliseconds)))
-    return "\n".join(parts)
+    return "\n".join([*parts, *option.notes])
 
 
 def _real(one: Measured, t: Texts) -> str:

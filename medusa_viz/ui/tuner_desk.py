@@ -17,8 +17,6 @@ from medusa_viz.ui.knobs import MOST_NODES, ActionError
 from medusa_viz.ui.tuner_study import Study
 from medusa_viz.ui.tuner_task import Task
 
-SLOW_BUDGETS = {"sequoia": 512, "dynamic": 1024}
-"""Budgets above which a builder takes longer than an answer may."""
 MOST_UNDO = 100
 MOST_PATH_TEXT = 200  # characters; a path has one rank per head
 FIRST = 16
@@ -136,8 +134,26 @@ class Desk:
 
     def surveyed(self) -> dict[str, list[Option]]:
         """What the survey found, with step times."""
-        return self._known("options", lambda: {name: self.priced(options)
-                                               for name, options in self.study.options.items()}, self.batch)
+        return self._known("options", self._surveyed, self.batch)
+
+    def _surveyed(self) -> dict[str, list[Option]]:
+        found, sized = dict(self.study.options), self.favoured()
+        if sized and all(option.spec != sized.spec for option in found.get("sequoia", [sized])):
+            found["sequoia"] = sorted([*found["sequoia"], sized], key=lambda option: option.nodes)
+        return {name: self.priced(options) for name, options in found.items()}
+
+    def favoured(self, batch: int | None = None) -> Option | None:
+        """Sequoia's tree of the size that step times favour; None where none are known, or they favour plain decoding.
+        """
+        batch = batch or self.batch
+        return self._known("favoured", lambda: self._favoured(batch), batch)
+
+    def _favoured(self, batch: int) -> Option | None:
+        rates, latency = self.study.facts.rates, self.latency
+        if not (rates and latency):
+            return None
+        nodes = specs.favoured(rates, lambda nodes: latency.step_ms(nodes, batch, self.place)).nodes
+        return build(self.study, "sequoia", nodes).option if nodes else None
 
     def advice(self, batch: int | None = None) -> Recommendation | None:
         """None while there are no step times or no trees to choose from."""
@@ -148,6 +164,8 @@ class Desk:
         latency = self.latency
         if not latency or not any(option.tokens_per_step for option in options):
             return None
+        sized = self.favoured(batch)
+        options = [*options, sized] if sized else options
         return recommend.recommend(recommend.repriced(options, latency, batch, self.place),
                                    latency.step_ms(0, batch, self.place))
 
@@ -250,8 +268,6 @@ def build(study: Study, kind: str, budget: int, name: str = "", seed: int = 0) -
         return Chosen(CHAIN, length, option, study.survey)
     if kind not in specs.BUILDERS:
         raise ActionError("tuner_no_builder", name=str(kind)[:40])
-    if budget > SLOW_BUDGETS.get(kind, MOST_NODES):
-        raise ActionError("tuner_slow", name=kind, most=f"{SLOW_BUDGETS[kind]:,}")
     known = next((option for option in study.options.get(kind, ()) if option.spec == f"{kind}:{budget}"), None)
     if known is None and kind == "dynamic" and budget:  # replaying it takes seconds: the survey does that
         built = specs.of_budget(kind, study.facts, budget)

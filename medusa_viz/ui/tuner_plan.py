@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from medusa_viz.figures.texts import Texts
 from medusa_viz.tuning import latency as latencies
+from medusa_viz.tuning.extents import STUDY
 from medusa_viz.ui import tuner_work
 from medusa_viz.ui.running import Model
 from medusa_viz.ui.tuner_desk import Desk
@@ -14,20 +13,6 @@ DEFAULT_MS = 30.0  # of a plain step that was not measured
 MEASURE = {"quick": (2, 32), "full": (8, 64)}  # prompts, new tokens of each
 
 
-@dataclass(frozen=True)
-class Depth:
-    """One extent of the threshold study."""
-
-    epsilons: tuple[float, ...]
-    temperatures: tuple[float, ...]
-    prompts: int
-    tokens: int
-
-
-STUDY = {
-    "quick": Depth((0.01, 0.05, 0.09, 0.15, 0.25), (0.3, 0.7, 1.1), 3, 32),
-    "full": Depth(tuple(round(0.01 * i, 2) for i in range(1, 26)), (0.3, 0.5, 0.7, 0.9, 1.1, 1.3), 8, 64),
-}
 TEMPERED = 0.7  # at which trees are measured where not greedily
 
 

@@ -26,7 +26,7 @@ class Study:
     """Read on the model's worker when it is made; `opened` is set then."""
 
     def __init__(self, model: Model) -> None:
-        engine, options = model.engine, model.options
+        engine = model.engine
         self.title, self.place = engine.title, engine.place
         self.heads, self.ranks = engine.drafter.heads, min(MAX_RANKS, engine.drafter.choices)
         self.plain_ms, self.cpu = model.plain_ms, engine.backbone.device.type == "cpu"
@@ -36,13 +36,14 @@ class Study:
         self.facts = specs.Facts(self.heads, engine.accuracy, choices=engine.drafter.choices)
         self.survey = Survey(self.facts)
         self.options: dict[str, list[Option]] = {}
+        self.published: list[Option] = []
         self.scatter: dict[str, list[Option]] = {}
         self.surveying = False
         self.opened = threading.Event()
         self._config, self._choices = engine.accuracy, engine.drafter.choices
         self._calm = threading.Condition()
         self._measuring, self._turn = 0, 0
-        model.worker.submit("", lambda: tuner_work.stored(engine, options)).add_done_callback(self._read)
+        model.worker.submit("", lambda: tuner_work.stored(engine)).add_done_callback(self._read)
 
     @property
     def settled(self) -> bool:
@@ -90,19 +91,20 @@ class Study:
         self.facts = specs.Facts(self.heads, rates, known.table if known else None, None,
                                  known.temperatures if known else (), self._choices)
         self.survey = Survey(self.facts, known)
-        self.options, self.scatter = {}, {}
+        self.options, self.published, self.scatter = {}, [], {}
         self.surveying = bool(self.facts.rates)
         if self.surveying:
             threading.Thread(target=self._go, args=(self._turn, self.survey), name="survey", daemon=True).start()
 
     def _go(self, turn: int, survey: Survey) -> None:
-        """On a thread of its own: every builder at every budget, then the scatter."""
+        """On a thread of its own: every builder at every budget, the published trees, then the scatter."""
         try:
             for name in SURVEYED[:-1]:
                 self._take(turn, name, self._finished(turn, survey.running((name,))))
-            scatter = self._finished(turn, recommend.scattering(survey))
-            if scatter is not None and turn == self._turn:
-                self.scatter = scatter
+            for name, job in (("published", recommend.publishing(survey)), ("scatter", recommend.scattering(survey))):
+                found = self._finished(turn, job)
+                if turn == self._turn:
+                    setattr(self, name, found)
             self._take(turn, SURVEYED[-1], self._finished(turn, survey.running(SURVEYED[-1:])))
         except Exception:
             log.exception("the survey of trees failed")

@@ -16,9 +16,8 @@ from medusa_viz.tuning.latency import BATCHES
 from medusa_viz.tuning.published_trees import published
 from medusa_viz.tuning.recommend import Option
 from medusa_viz.ui import tuner_charts, tuner_tree
-from medusa_viz.ui.knobs import MOST_NODES
 from medusa_viz.ui.running import Model
-from medusa_viz.ui.tuner_desk import CHAIN, OWN, PUBLISHED, SLOW_BUDGETS, Chosen, Desk
+from medusa_viz.ui.tuner_desk import CHAIN, OWN, PUBLISHED, Chosen, Desk
 from medusa_viz.ui.tuner_plan import Plan, duration
 from medusa_viz.ui.tuner_task import FAILED, RUNNING
 
@@ -130,15 +129,24 @@ def _controls(desk: Desk, t: Texts) -> dict:
     prefixes = [t("tuner.prefix", n=curve.prefix) for curve in latency.curves] if latency else []
     return {
         "kind": kind, "kinds": kinds, "published": list(published()), "name": desk.chosen.name,
-        "budget": desk.chosen.budget, "most": SLOW_BUDGETS.get(kind, MOST_NODES),
-        "detents": [size for size in SIZE_DETENTS if size <= SLOW_BUDGETS.get(kind, MOST_NODES)],
+        "budget": desk.chosen.budget, "detents": SIZE_DETENTS,
         "fixed": kind in (OWN, PUBLISHED), "seeded": kind in specs.BUILDERS and specs.BUILDERS[kind].seeded,
         "help": next((one["help"] for one in kinds if one["name"] == kind), ""), "prefixes": prefixes,
+        "sized": _sized(desk, t) if kind == "sequoia" else None,
         "curve": desk.place, "batch": desk.batch, "batches": [_batch(desk, batch, t) for batch in BATCHES],
         "editing": desk.editing, "cutting": desk.cutting, "can_undo": bool(desk.undone), "can_redo": bool(desk.redone),
-        "format": desk.format, "formats": [{"name": name, "title": one.title} for name, one in FORMATS.items()],
+        "format": desk.format,
+        "formats": [{"name": name, "title": one.title, "ending": one.ending} for name, one in FORMATS.items()],
         "proxy": desk.proxy,
     }
+
+
+def _sized(desk: Desk, t: Texts) -> dict:
+    """The size that step times favour, and a sentence; without one it says why."""
+    best = desk.favoured()
+    if best is None:
+        return {"nodes": None, "text": t("tuner.sized_plain" if desk.latency else "tuner.sized_none")}
+    return {"nodes": best.nodes, "text": t("tuner.sized_by", n=best.nodes, depth=best.tree.height)}
 
 
 def _batch(desk: Desk, batch: int, t: Texts) -> dict:
@@ -172,9 +180,8 @@ def chosen(desk: Desk, t: Texts) -> dict:
     rows = [_fact("nodes", nodes, t), _fact("expected", _number(option.expected, 3), t),
             _fact("replayed", _interval(option), t), *_speeds(desk, option, t), *_real(desk, option, t)]
     notes = [*desk.imported, *option.notes]
-    verified = shape is not None
     return {"title": title(tree, t), "facts": rows, "notes": notes, "dynamic": shape is None, "nodes": option.nodes,
-            "fingerprint": shape.fingerprint if verified else "", "why_not": "" if verified else t("tuner.no_dynamic")}
+            "fingerprint": "" if shape is None else shape.fingerprint}
 
 
 def _fact(key: str, value: str, t: Texts, **more: object) -> dict:
@@ -228,7 +235,7 @@ def _parts(desk: Desk, have: dict[str, str], t: Texts) -> dict[str, dict]:
         "following": ((tree, *times), lambda: tuner_tree.following(desk, t)),
         "heat": ((study.measured, study.facts), lambda: tuner_charts.heat(desk, t)),
         "latency": ((*times, tree.option.nodes), lambda: tuner_charts.latency(desk, t)),
-        "steps": ((*trees, tree, desk.measured), lambda: tuner_charts.steps(desk, t)),
+        "steps": ((*trees, study.published, tree, desk.measured), lambda: tuner_charts.steps(desk, t)),
         "speed": ((*trees, tree, desk.measured), lambda: tuner_charts.speed(desk, t)),
         "reached": ((tree,), lambda: tuner_charts.reached(desk, t)),
         "scatter": ((study.scatter, *times), lambda: tuner_charts.scatter(desk, t)),

@@ -9,44 +9,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from medusa_viz.tuning import accuracy
 from medusa_viz.tuning.accuracy import Calibration
 from medusa_viz.tuning.jobs import Job
 from medusa_viz.tuning.latency import Latency
 
 if TYPE_CHECKING:
     from medusa_viz.training.data import Replies
+    from medusa_viz.ui.running import Model
 
 
-def stored(engine: Any, options: dict[str, str]) -> tuple[Calibration | None, Latency | None]:
-    """The calibration of these heads, this user's own before the one that lies beside them, and the step times of this
-    device, where they were measured before."""
-    from medusa_viz.tuning import measure_latency
-    from medusa_viz.tuning.calibration import known_here
+def stored(engine: Any) -> tuple[Calibration | None, Latency | None]:
+    """The calibration of these heads, here this user's own before the one that lies beside them, and the step times of
+    this device, where they were measured before."""
+    from medusa_viz.tuning import calibration, measure_latency
 
-    return _kept(engine, options) or known_here(engine), measure_latency.stored(engine)
-
-
-def _file(engine: Any) -> Path:
-    """Where this user's own calibration of these heads lies."""
-    from medusa_viz.models.beside import heads_fingerprint
-    from medusa_viz.models.fetch import cache_root
-
-    return cache_root() / "ranks" / f"{heads_fingerprint(engine.drafter.module)}.npz"
-
-
-def _kept(engine: Any, options: dict[str, str]) -> Calibration | None:
-    """This user's own calibration; none where it was made on another backbone, or other replies ship by now."""
-    from medusa_viz.models.beside import is_of
-
-    path = shipped(engine, options)
-    try:
-        known = accuracy.load(_file(engine))
-        stale = path is not None and known.about.get("fingerprint") != _replies(path).fingerprint
-    except ValueError:
-        return None
-    here = is_of(known.about, engine.drafter.module, engine.title, engine.backbone.placement.dtype_name)
-    return known if here and not stale else None
+    return calibration.own_of(engine) or calibration.known_here(engine), measure_latency.stored(engine)
 
 
 def shipped(engine: Any, options: dict[str, str]) -> Path | None:
@@ -75,21 +52,22 @@ def reply_tokens(engine: Any, options: dict[str, str]) -> tuple[int, int]:
         return 0, 0
 
 
-def calibrating(engine: Any, options: dict[str, str]) -> Job[Calibration]:
-    """Rank greedy replies under the heads, and keep the result for this user."""
+def calibrating(model: Model) -> Job[Calibration]:
+    """Rank greedy replies under the heads, and keep the result for this user. Where it counts for the heads, whatever
+    starts on the model from then on builds its trees by it."""
+    from medusa_viz.models import checkpoints
     from medusa_viz.training import own_text
     from medusa_viz.tuning import calibration
 
-    path = shipped(engine, options)
+    engine = model.engine
+    path = shipped(engine, model.options)
     replies = _replies(path) if path else (yield from own_text.writing(engine))
     known = yield from calibration.calibrating(engine, replies, {
         "heads": Path(engine.loaded.source).name, "replies": replies.name,
         "fingerprint": replies.fingerprint, "date": np.datetime64("today").item().isoformat()})
-    target = _file(engine)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    part = target.with_suffix(".part.npz")
-    accuracy.save(part, known, accuracy.accuracy(known.table, known.prompts))
-    part.replace(target)
+    calibration.keep(known, engine)
+    loaded = checkpoints.with_ranks(engine.loaded, engine.title, engine.backbone.placement.dtype_name)
+    model.engine = replace(engine, loaded=loaded)
     return known
 
 
@@ -100,27 +78,22 @@ def timing(engine: Any) -> Job[Latency]:
     return measure_latency.measuring(engine)
 
 
-def prompts_of(engine: Any, count: int) -> list[list[int]]:
-    """The first of the prompts that `bench` uses, each of another kind; no token file holds replies to them."""
-    from medusa_viz.tuning import bench, bench_command
-
-    return [engine.codec.encode_prompt(prompt.text) for prompt in bench.read_prompts(bench_command.PROMPTS)[:count]]
-
-
 def measuring(engine: Any, trees: dict[str, Any], prompts: int, tokens: int, temperature: float = 0.0) -> Job[list]:
     """Decode for real, trees taking turns; above temperature 0 with typical acceptance."""
     from medusa_viz.decoding.settings import Acceptance
     from medusa_viz.tuning import measure_trees
+    from medusa_viz.tuning.bench_command import first_prompts
 
     settings = Acceptance()
     if temperature:
         settings = replace(settings, mode="typical", temperature=temperature)
-    return measure_trees.measuring(engine, trees, prompts_of(engine, prompts), tokens, settings=settings)
+    return measure_trees.measuring(engine, trees, first_prompts(engine, prompts), tokens, settings=settings)
 
 
 def studying(engine: Any, tree: Any, epsilons: tuple[float, ...], temperatures: tuple[float, ...], prompts: int,
              tokens: int) -> Job[list]:
     """The threshold study on one tree."""
     from medusa_viz.tuning import thresholds
+    from medusa_viz.tuning.bench_command import first_prompts
 
-    return thresholds.studying(engine, tree, prompts_of(engine, prompts), epsilons, temperatures, tokens)
+    return thresholds.studying(engine, tree, first_prompts(engine, prompts), epsilons, temperatures, tokens)

@@ -3,6 +3,7 @@ model."""
 
 from __future__ import annotations
 
+import json
 import re
 import socket
 import threading
@@ -11,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
-from tiny_page import saved_heads, saved_model
+from tiny_page import saved_heads, saved_model, until
 
 from medusa_viz.models import memory
 from medusa_viz.ui import host as hosts
@@ -88,7 +89,7 @@ def test_a_model_is_switched_while_the_old_run_goes_on(visit, servers):
     explorer.start("abc")
     opened(page)
     expect(page.locator(".mv-model-choice[aria-current]")).to_contain_text("tiny with heads")
-    large = page.locator(".mv-model-choice", has_text="Vicuna 33B v1.3")
+    large = page.locator(".mv-model-choice", has_text="Vicuna 33B v1.3 (Medusa-2)")
     expect(large).to_contain_text("Does not fit here: it needs 141.8 GB")
     expect(large).to_be_disabled()
     expect(page.locator(".mv-model-choice", has_text="TinyLlama")).to_be_enabled()
@@ -127,6 +128,51 @@ def test_a_fault_is_one_sentence_and_letters_are_typed_into_the_boxes_alone(visi
     expect(page.locator(".mv-status")).to_have_text("ready")
 
 
+def test_heads_of_a_model_that_nobody_knows_wait_in_the_form(visit, servers):
+    lone = saved_heads(servers.root / "<i>lone", width=8)
+    config = json.loads((lone / "config.json").read_text())
+    (lone / "config.json").write_text(json.dumps(config | {"base_model_name_or_path": "N/A"}))
+    page = visit()
+    expect(page.locator(".mv-banner")).to_be_visible()
+    named(page, "", str(lone))
+    expect(page.locator(".mv-status")).to_contain_text("Name the model of these heads too", timeout=LOAD_MS)
+    assert page.locator(".mv-status").bounding_box()["width"] > 200, "a recording's banner makes room"
+    page.locator("#models-heads").evaluate("(box) => { box.value = 'typed since'; }")
+    opened(page)
+    expect(page.locator("#models-heads")).to_have_value(str(lone))
+    expect(page.locator("#models-model")).to_have_value("")
+    expect(page.locator("#models-model")).to_be_focused()
+    expect(page.locator("#models-asked")).to_have_text("Name the model of these heads, and they load with it.")
+    page.fill("#models-model", str(servers.model))
+    page.fill("#models-heads", str(servers.heads))
+    page.press("#models-model", "Enter")
+    until(lambda: servers.open[False].host.status.astray is None and servers.open[False].host.status.coming is None,
+          "the model")
+    opened(page)
+    expect(page.locator("#models-asked")).to_have_text("")
+
+
+def test_details_open_beside_a_model_without_choosing_it(visit, servers):
+    page = visit()
+    opened(page)
+    entry = page.locator(".mv-model-entry", has_text="Vicuna 33B v1.3 (Medusa-2)")
+    more, facts = entry.get_by_role("button", name="Details of"), entry.locator("dl")
+    expect(facts).to_be_hidden()
+    height = entry.bounding_box()["height"]
+    more.click()
+    expect(facts).to_contain_text("FasterDecoding/medusa-1.0-vicuna-33b-v1.3")
+    expect(facts).to_contain_text("on CUDA cards only: 38.8 GB in 8bit, 23.3 GB in 4bit")
+    expect(more).to_have_attribute("aria-expanded", "true")
+    more.click()
+    expect(facts).to_be_hidden()
+    assert entry.bounding_box()["height"] == height
+    own = page.locator(".mv-model-entry", has_text="tiny with heads")
+    expect(own.get_by_role("button")).to_have_count(1)
+    told = page.locator(".mv-models > div > .mv-facts").first
+    expect(told).to_contain_text("shared output matrix (the backbone's LM head)")
+    expect(told).to_contain_text("0 unused, 0 missing")
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_menu_on_a_phone(visit, scheme):
     page = visit(390, 844, has_touch=True, color_scheme=scheme)
@@ -134,6 +180,9 @@ def test_the_menu_on_a_phone(visit, scheme):
     expect(page.locator(".mv-model-choice").first).to_be_visible()
     box = page.locator(".mv-models").bounding_box()
     assert box["x"] >= 0 and box["x"] + box["width"] <= 390 and box["y"] + box["height"] <= 844
+    page.locator(".mv-model-more").last.tap()
+    expect(page.locator(".mv-model-entry dl").last).to_be_visible()
+    assert page.locator(".mv-models").evaluate("(menu) => menu.scrollWidth <= menu.clientWidth")
     small = page.evaluate("""() => [...document.querySelectorAll('.mv-models :is(button, select, input, a)')]
       .filter((element) => element.getBoundingClientRect().height < 44).map((element) => element.textContent)""")
     assert small == []

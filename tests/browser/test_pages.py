@@ -8,10 +8,12 @@ import threading
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from playwright.sync_api import Browser, Page, expect
 from tiny_page import saved_heads, saved_model, token_file
 
+from medusa_viz.training import shipped
 from medusa_viz.ui import host as hosts
 from medusa_viz.ui import page as pages
 from tests.browser.conftest import watched
@@ -152,6 +154,33 @@ def test_a_run_is_started_watched_stopped_and_used(visit, server, monkeypatch):
     page.click("#model-menu a")
     is_open(page, "train")
     expect(page.locator("#model-menu")).not_to_have_attribute("open", "")
+
+
+def test_shipped_replies_are_chosen_at_first_and_one_click_trains_on_them(visit, server, monkeypatch):
+    own, model = server.root / "shipped.npz", str(server.root / "tiny")
+    np.savez(own, ids=np.zeros(4800, np.uint16), offsets=np.arange(121) * 40, reply_start=np.full(120, 6),
+             temperature=np.array([0, 0.7] * 60, np.float16), prompt=np.arange(120), split=np.zeros(120, np.uint8))
+    monkeypatch.setattr(shipped, "training_file", lambda name: own if name == model else None)
+    plans = []
+    monkeypatch.setattr(server.sessions.pages["train"].runner, "start", plans.append)
+    page = visit("#train")
+    data, distil, estimate = page.locator("#train-data"), page.locator("#train-distil"), page.locator(".mv-form-foot p")
+    assert data.locator("option").all_inner_texts()[:2] == [
+        "Shipped: 3,570 reply tokens to train.jsonl, greedy + 0.7", "No token file"]
+    expect(data).to_have_value(str(own))
+    expect(distil).to_have_value("0")
+    expect(estimate).to_contain_text("3,570 reply tokens and 56 optimiser steps")
+    page.click("#train-start")
+    expect(page.locator(".mv-page-notice")).to_have_text("")
+    plan, = plans
+    assert (plan.distil, plan.data) == (0, (str(server.root / "cache" / "training" / "shipped.npz"),))
+    data.select_option("")
+    expect(distil).to_have_value("4000")
+    data.select_option(str(own))
+    expect(distil).to_have_value("0")
+    page.click(".mv-form-more summary")
+    page.fill(".mv-fields [name=tokens]", "640")
+    expect(estimate).to_contain_text("640 reply tokens and 10 optimiser steps")
 
 
 def test_other_folders_are_opened_and_a_fault_leaves_the_page_whole(visit, server):

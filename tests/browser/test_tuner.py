@@ -5,6 +5,8 @@ import json
 import pytest
 from playwright.sync_api import expect
 
+from tests.browser.explorer import Explorer
+
 PATIENCE = 60_000
 ROWS = (1, 2, 4, 8, 16, 64, 256)
 SPREADS = [{"median": 10 + row / 4, "low": 9 + row / 4, "high": 11 + row / 3} for row in ROWS]
@@ -73,6 +75,65 @@ def test_a_recorded_curve_leads_to_a_tree_that_the_explorer_drafts(tuner):
     page.click("#tuner-use")
     expect(page.locator(".mv")).to_have_attribute("data-page", "explorer")
     expect(page.locator(".mv-readout")).to_contain_text("own tree of 4 nodes (2/1/1)", timeout=PATIENCE)
+
+
+def test_sequoia_takes_the_size_that_step_times_favour(tuner):
+    page = tuner()
+    act(page, lambda: page.select_option("#tuner-kind", "best-dense"))
+    expect(page.locator("#tuner-sized")).not_to_be_visible()
+    act(page, lambda: page.select_option("#tuner-kind", "sequoia"))
+    act(page, lambda: page.fill("#tuner-budget input[type=number]", "4680"))
+    assert nodes(page) == 4680, "every builder takes every budget"
+    load_curve(page)
+    expect(page.locator(".mv-choice-help")).to_contain_text("Step times favour")
+    act(page, lambda: page.click("#tuner-sized"))
+    assert 0 < nodes(page) < 64 and f"favour {nodes(page)} node" in page.inner_text(".mv-choice-help")
+    expect(page.locator("#tuner-sized")).to_be_disabled()
+
+
+def test_a_download_ends_as_its_format_does(tuner):
+    page = tuner()
+    paste(page, "[[0], [0, 0]]")
+    expect(page.locator(".mv-choice-notes")).to_contain_text("Read as: Medusa list or TensorRT-LLM JSON, all nodes.")
+    for name, ending in (("triton", "txt"), ("tensorrt", "json"), ("tgi", "txt")):
+        act(page, lambda name=name: page.select_option("#tuner-format", name))
+        with page.expect_download() as download:
+            page.click("#tuner-download")
+        assert download.value.suggested_filename == f"medusa-viz-{name}.{ending}"
+
+
+def test_a_dynamic_tree_is_rebuilt_at_each_step_of_the_explorer(tuner):
+    page = tuner()
+    act(page, lambda: page.select_option("#tuner-kind", "dynamic"))
+    act(page, lambda: page.fill("#tuner-budget input[type=number]", "7"))
+    page.click("#tuner-use")
+    expect(page.locator(".mv")).to_have_attribute("data-page", "explorer")
+    title, readout = page.locator(".mv-tree-panel h2"), page.locator(".mv-readout")
+    expect(title).to_have_text("Tree, rebuilt each step", timeout=PATIENCE)
+    explorer = Explorer(page).start("Name three animals that live in the sea.")
+    drawn = set()
+    for _ in range(5):
+        explorer.step()
+        explorer.wait("nodes", 7)
+        drawn.add(page.evaluate("""() => {
+          const { data } = document.querySelector('#tree .js-plotly-plot');
+          const { x, y } = data.find((trace) => trace.name === 'nodes');
+          return JSON.stringify([x, y]);
+        }"""))
+    assert len(drawn) > 1
+    expect(readout).to_contain_text("dynamic 10·10·10·10: up to 7 nodes, here")
+    explorer.set("tree-size", 4)
+    expect(page.locator("#badge")).to_have_attribute("data-kind", "subtree")
+    expect(readout).to_contain_text("dynamic 10·10·10·10: up to 4 nodes, here")
+    explorer.step()
+    explorer.wait("nodes", 4)
+    explorer.act(lambda: page.click("#back"))
+    explorer.act(lambda: page.click("#back"))
+    explorer.wait("nodes", 7)
+    expect(readout).to_contain_text("dynamic 10·10·10·10: up to 7 nodes, here")
+    explorer.act(lambda: page.select_option("#presets", "chain"))
+    expect(title).to_have_text("Candidate tree")
+    explorer.step()
 
 
 def test_choose_prune_add_undo_by_mouse_and_keys(tuner):

@@ -1,6 +1,7 @@
 """Checks and measures a step on a CUDA card: equality, latency, speed, what lies outside the model, memory, bandwidth.
 
-Needs torch and transformers 5.17 to 5.24 (for a GGUF file also gguf and accelerate), nothing else, no network.
+Run it inside a checkout of Medusa-Viz, whose code it measures. Beside that it needs torch and transformers 5.17 to 5.24
+(for a GGUF file also gguf and accelerate), nothing else, no network.
 
     python tests/gpu/check.py --small                                a tiny random Llama, on any machine
     python tests/gpu/check.py --model FOLDER                         a converted default model, with its heads
@@ -25,6 +26,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import date
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -33,7 +35,11 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(Path(__file__).resolve().parent / "../.."))
+if find_spec("medusa_viz") is None:
+    print("check.py: medusa_viz was not found: run this script where it lies in a checkout of Medusa-Viz, whose code "
+          "it measures.", file=sys.stderr)
+    sys.exit(2)
 from medusa_viz.decoding import decoder
 from medusa_viz.decoding.check import equals_greedy
 from medusa_viz.decoding.decoder import PLAIN, decode
@@ -148,10 +154,11 @@ def default(options: argparse.Namespace) -> Subject:
         backbone = prepared(Backbone(model, placement, DEFAULT_PRESET.title), options)
         tokenizer = AutoTokenizer.from_pretrained(folder)
     loaded = checkpoints.load(heads_folder(DEFAULT_PRESET), backbone.hidden_size, backbone.vocab_size, placement.dtype)
+    loaded = checkpoints.with_ranks(loaded, DEFAULT_PRESET.title, placement.dtype_name)
     prompts = [tokenizer(f"<|im_start|>user\n{prompt}<|im_end|>\n<|im_start|>assistant\n")["input_ids"]
                for prompt in PROMPTS]
-    return Subject(DEFAULT_PRESET.title, backbone, Drafter(loaded.module, backbone.lm_head), loaded.config.accuracy,
-                   False, prompts)
+    return Subject(DEFAULT_PRESET.title, backbone, Drafter(loaded.module, backbone.lm_head), loaded.accuracy, False,
+                   prompts)
 
 
 def joined(parts: Sequence[Path], work: Path) -> Path:

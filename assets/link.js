@@ -64,6 +64,7 @@ export class Link {
       return await this.accept(reply, job);
     } catch (error) {
       this.onError(error);
+      this.lookLater(); // the reply that would have set the next look has not come
       return null;
     } finally {
       clearInterval(slow);
@@ -110,8 +111,13 @@ export class Link {
       if (!this.running) await this.accept(reply, { action: 'poll', payload: {}, at: performance.now() });
     } catch (error) {
       this.onError(error);
-      this.poller = setTimeout(() => this.poll(), 3000);
+      this.lookLater();
     }
+  }
+
+  lookLater() {
+    clearTimeout(this.poller);
+    this.poller = setTimeout(() => this.poll(), 3000);
   }
 
   close() {

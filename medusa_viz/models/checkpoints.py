@@ -7,6 +7,7 @@ reported, and sizes are compared from headers before any large tensor is read.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -124,11 +125,13 @@ def save(folder: Path, heads: MedusaHeads, config: HeadsConfig, dtype: torch.dty
     folder.mkdir(parents=True, exist_ok=True)
     if layout == "medusa-2":
         facts |= _take_in(base, folder, target.name, tensors)
+    part = folder / (CONFIG_NAME + ".part")
+    part.write_text(json.dumps(facts, indent=1, ensure_ascii=False) + "\n", "utf-8")
+    os.replace(part, folder / CONFIG_NAME)  # others may read the folder while training writes to it
     if target.suffix == ".pt":
         torch.save(tensors, target)
     else:
         save_file(tensors, target, {"format": "pt"})
-    (folder / CONFIG_NAME).write_text(json.dumps(facts, indent=1, ensure_ascii=False) + "\n", "utf-8")
     return target
 
 

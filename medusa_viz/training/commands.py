@@ -21,7 +21,9 @@ from medusa_viz.training.settings import RECIPES, JointSettings, TrainSettings, 
 
 if TYPE_CHECKING:
     from medusa_viz.models.checkpoints import LoadedHeads
+    from medusa_viz.models.device import Placement
     from medusa_viz.models.sources import Source
+    from medusa_viz.training.data import Replies
 
 UNITS = {"hidden": "token", "teacher": "token", "train": "step"}
 TITLES = {"hidden": "hidden states", "teacher": "soft targets", "train": "training"}
@@ -87,15 +89,23 @@ def run(args: argparse.Namespace) -> int:
     if args.dtype in ("8bit", "4bit") and args.recipe != "medusa1":
         raise ValueError(f"--recipe {args.recipe} trains an adapter of the backbone, which --dtype {args.dtype} cannot "
                          "take in; choose fp32 or bf16, or the recipe medusa1.")
-    from medusa_viz.models import backbone, device, sources
-    from medusa_viz.models.fetch import cache_root
-    from medusa_viz.training import data, recipe
-    from medusa_viz.training.run_folder import check_folder
-    from medusa_viz.training.trainer import Stopped
+    from medusa_viz.models import device
+    from medusa_viz.training import data
+    from medusa_viz.training.run_folder import alone_in, check_folder
 
     replies = data.load(args.data)  # all that is wrong on disk is found before a model is loaded
     check_folder(args.out, settings, args.resume)
     placement = device.choose(_own_card(args.device), args.dtype)
+    with alone_in(args.out):
+        return _train(args, settings, replies, placement)
+
+
+def _train(args: argparse.Namespace, settings: TrainSettings, replies: Replies, placement: Placement) -> int:
+    from medusa_viz.models import backbone, sources
+    from medusa_viz.models.fetch import cache_root
+    from medusa_viz.training import data, recipe
+    from medusa_viz.training.trainer import Stopped
+
     source = sources.bare(args.model, _tell)
     init = _init(args, settings, source) if args.init else None
     sources.fetch_weights(source, _tell)

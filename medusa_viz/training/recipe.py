@@ -349,9 +349,9 @@ def _save(job: Job, trainer: Trainer, facts: dict, scores: dict[str, evaluate.Sc
         trained["tokens_per_step"] = {n: round(rate, 4) for n, rate in judged.tokens_per_step.items()}
     config = checkpoints.HeadsConfig(job.model, module.heads, module.layers, module.hidden_size,
                                      job.backbone.vocab_size, [[round(x, 5) for x in row] for row in table], trained)
-    checkpoints.save(job.out, module, config)
     if isinstance(trainer.task, JointTask):
         trainer.task.adapter.save(job.out)
+    checkpoints.save(job.out, module, config)  # the weights last: who sees new ones finds what belongs to them
     (job.out / "README.md").write_text(card.model_card(config, scores, job.replies, log))
 
 

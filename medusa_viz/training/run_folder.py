@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+from accelerate import PartialState
+from filelock import FileLock, Timeout
 
 from medusa_viz.training.settings import JointSettings, TrainSettings
 
 LOG_NAME = "log.jsonl"
+LOCK_NAME = "run.lock"
 
 
 class TrainingError(RuntimeError):
@@ -31,6 +35,26 @@ def check_folder(out: Path, settings: TrainSettings, resume: bool) -> None:
     if not (joint and at.is_file()):
         at, settings = checkpoint_of(out, 1), settings.first_stage if joint else settings
     refuse_changed(out, changed_settings(read_checkpoint(at), settings) if at.is_file() else ["recipe"])
+
+
+@contextmanager
+def alone_in(out: Path) -> Iterator[None]:
+    """Keep a folder to one run; raise TrainingError where another process trains there. Of the processes that share
+    a run, one asks for all."""
+    if not PartialState().is_main_process:
+        yield
+        return
+    out.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(out / LOCK_NAME)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise TrainingError(f"Another process trains in {out}: wait until it has ended, or choose another "
+                            "folder.") from None
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def checkpoint_of(folder: Path, stage: int) -> Path:

@@ -40,6 +40,11 @@ class GreedyWatch:
         """A plain step is to be measured as soon as the page stands still."""
         return self._steps >= EVERY and self._found is not None and not self._found.cancelled()
 
+    def again(self, seat: Seat | None, prompt_ids: list[int], line: Line) -> None:
+        """The page stands still: a check that gave way, and that no step brought back, has its turn now."""
+        if self._found is not None and self._found.cancelled():
+            self.queue(seat, prompt_ids, line)
+
     def rest(self, seat: Seat | None) -> None:
         """The page stands still: measure a plain step if one is due."""
         if self.due and self._found.done():
@@ -62,6 +67,8 @@ class GreedyWatch:
             return Equality(None, "nothing")
         if self._found is None or self._found.cancelled() or not self._found.done():
             return Equality(None, "waiting")
+        if self._found.exception() is not None:  # the next step tries again; meanwhile there is nothing to wait for
+            return Equality(None, "off")
         difference = self._found.result()
         if difference is None:
             return Equality(True, "equal")

@@ -7,8 +7,9 @@ import threading
 import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,8 @@ class Host:
         self.model: Model | None = None
         self.status = ModelStatus("loading", "import")
         self._models: weakref.WeakSet[Model] = weakref.WeakSet()
-        self._lock = threading.Lock()
+        self._closed = False
+        self._lock = threading.RLock()  # a word of a load may come while the collector runs inside it
 
     def load(self) -> None:
         """Load the first model; whatever fails becomes one sentence in the status."""
@@ -59,6 +61,11 @@ class Host:
         """Nodes up to which a tree is verified on this model; before one runs, as on a CPU."""
         kind = model.engine.backbone.device.type if model else "cpu"
         return self.limits.max_nodes or running.MAX_NODES.get(kind, running.MAX_NODES["cpu"])
+
+    @property
+    def loading(self) -> bool:
+        """A model is being loaded, the first one or another beside it."""
+        return self.status.state == "loading" or self.status.coming is not None
 
     def needs_unlocked(self) -> None:
         """Raise where only the server's owner may do this."""
@@ -75,7 +82,7 @@ class Host:
         `by` asks. Runs that are under way keep what they began on."""
         self.needs_unlocked()
         with self._lock:
-            if self.status.state == "loading" or self.status.coming:
+            if self.loading:
                 raise ActionError("still_loading")
             coming = ModelStatus("loading", "load")
             self.status = replace(self.status, coming=coming, fault="", astray=None) if self.model else coming
@@ -84,15 +91,21 @@ class Host:
 
     def close(self) -> None:
         """End all workers; torch must not outlive the interpreter."""
-        for model in list(self._models):
+        with self._lock:
+            self._closed, models = True, list(self._models)
+        for model in models:
             model.worker.close()
 
     def start_on(self, model: Model, options: dict[str, Any] | None = None) -> None:
         """What runs from the next Start on."""
-        self.options = {**self.options, **(options or {})}
-        self.model = model
-        self._models.add(model)
-        self.status = ModelStatus("ready", title=model.title)
+        with self._lock:
+            self.options = {**self.options, **(options or {})}
+            self.model = model
+            self._models.add(model)
+            self.status = ModelStatus("ready", title=model.title)
+            closed = self._closed
+        if closed:  # the server ended meanwhile
+            model.worker.close()
 
     def _load(self, options: dict[str, Any], by: str = "") -> None:
         try:
@@ -105,14 +118,17 @@ class Host:
             self._failed(f"{type(error).__name__}: {error}")
 
     def _failed(self, sentence: str, astray: Astray | None = None) -> None:
-        if self.model is None:
-            self.status = ModelStatus("error", detail=sentence, astray=astray)
-        else:
-            self.status = replace(self.status, coming=None, fault=sentence, astray=astray)
+        with self._lock:
+            if self.model is None:
+                self.status = ModelStatus("error", detail=sentence, astray=astray)
+            else:
+                self.status = replace(self.status, coming=None, fault=sentence, astray=astray)
 
     def _report(self, phase: str, fraction: float | None, detail: str) -> None:
         status = ModelStatus("loading", phase, fraction, detail)
-        self.status = status if self.model is None else replace(self.status, coming=status)
+        with self._lock:
+            if self.loading:  # a word that comes when all is over says nothing
+                self.status = status if self.model is None else replace(self.status, coming=status)
 
 
 def _astray(options: dict[str, Any], error: Exception, by: str) -> Astray | None:
@@ -123,6 +139,16 @@ def _astray(options: dict[str, Any], error: Exception, by: str) -> Astray | None
     return Astray(options["heads"], error.base, by) if is_so else None
 
 
+@dataclass
+class _Visit:
+    """One page's session, and who uses it."""
+
+    session: ExplorerSession
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    users: int = 0
+    """Requests that have it, or wait for it."""
+
+
 class Sessions:
     """Sessions by token; each is used by one request at a time, the oldest idle one makes room for a new one."""
 
@@ -131,8 +157,7 @@ class Sessions:
         self.host = Host(options, locked, limits)
         self.texts = Texts(lang)
         self.pages = Pages(PAGES, self.host, self.texts)
-        self._sessions: OrderedDict[str, ExplorerSession] = OrderedDict()
-        self._locks: dict[str, threading.Lock] = {}
+        self._sessions: OrderedDict[str, _Visit] = OrderedDict()
         self._lock = threading.Lock()
         self._opening = records.from_json(OPENING.read_text()) if OPENING.is_file() else None
 
@@ -142,8 +167,7 @@ class Sessions:
     def act(self, token: str, action: str, payload: dict) -> str:
         """Do one action of one page; the view it leads to, as JSON. Never raises for what a person did. Where the
         page is older than its session, what was asked was meant for a run that is gone, and the page is told so."""
-        session, lock, new = self._session(token)
-        with lock:
+        with self._visit(token, keep=action != "poll") as (session, new):
             if new and action not in BEGINS:
                 session.notice = ("dropped", {})
                 action, payload = (action, payload) if action in PASSIVE else ("hello", {})
@@ -156,10 +180,9 @@ class Sessions:
     def close(self, token: str) -> None:
         """Forget a page's session and give its memory back."""
         with self._lock:
-            session = self._sessions.pop(token, None)
-            self._locks.pop(token, None)
-        if session is not None and session.seat is not None:
-            session.seat.model.worker.cancel(token)
+            visit = self._sessions.pop(token, None)
+        if visit is not None and visit.session.seat is not None:
+            visit.session.seat.model.worker.cancel(token)
         self.pages.close(token)
 
     def shutdown(self) -> None:
@@ -181,32 +204,40 @@ class Sessions:
 
     def session(self, token: str) -> ExplorerSession:
         """A page's session."""
-        return self._session(token)[0]
+        with self._visit(token) as (session, _):
+            return session
 
     def waiting(self, token: str) -> int:
         """How many people the model serves before this page's next job."""
-        session = self._sessions.get(token)
-        model = session.model if session is not None else self.host.model
+        visit = self._sessions.get(token)
+        model = visit.session.model if visit is not None else self.host.model
         return model.worker.ahead_of(token) if model is not None else 0
 
     def _told(self, token: str, tell: Callable[[ExplorerSession], str]) -> str:
-        with self._lock:
-            session, lock = self._sessions.get(token), self._locks.get(token)
-        if session is None or lock is None:
-            return ""
-        with lock:
-            return tell(session)
+        with self._visit(token, keep=False) as (session, new):
+            return "" if new else tell(session)
 
-    def _session(self, token: str) -> tuple[ExplorerSession, threading.Lock, bool]:
-        """A page's session, its lock, and whether it was made now."""
+    @contextmanager
+    def _visit(self, token: str, keep: bool = True) -> Iterator[tuple[ExplorerSession, bool]]:
+        """A page's session for one request at a time, and whether it was made now; one that is not to be kept lasts
+        for the request alone: the look of a page that was just closed must not bring its session back."""
         with self._lock:
-            new = token not in self._sessions
+            visit = self._sessions.get(token)
+            new, gone = visit is None, None
             if new:
-                self._sessions[token] = ExplorerSession(self.host, token, self._opening)
-                self._locks[token] = threading.Lock()
-                idle = [other for other in self._sessions if other != token and not self._locks[other].locked()]
-                if len(self._sessions) > self.host.limits.max_sessions and idle:
-                    self._sessions.pop(idle[0])
-                    self._locks.pop(idle[0])
-            self._sessions.move_to_end(token)
-            return self._sessions[token], self._locks.setdefault(token, threading.Lock()), new
+                visit = _Visit(ExplorerSession(self.host, token, self._opening))
+            if keep:
+                self._sessions[token] = visit
+            if not new or keep:
+                self._sessions.move_to_end(token)
+            visit.users += 1
+            if len(self._sessions) > self.host.limits.max_sessions:
+                idle = next((other for other, one in self._sessions.items() if not one.users), None)
+                gone = idle and self._sessions.pop(idle)
+        del gone  # its memory, outside the lock of all
+        try:
+            with visit.lock:
+                yield visit.session, new
+        finally:
+            with self._lock:
+                visit.users -= 1

@@ -32,10 +32,10 @@ def main(arguments: list[str]) -> int:
 
 
 def _watch(leash: int) -> None:
-    """Wait for the end of standard input."""
+    """Each line on standard input stops the command; so does its end, which leaves it little time."""
     while os.read(leash, 1024):
-        pass
-    signal.raise_signal(signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+    os.kill(os.getpid(), signal.SIGINT)
     time.sleep(PATIENCE)
     os._exit(1)
 

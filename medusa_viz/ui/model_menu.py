@@ -22,7 +22,7 @@ def menu(host: Any, token: str, t: Texts) -> dict:
     free = memory.free(kind)
     what = t("models.gpu_memory" if kind == "cuda" else "models.memory")
     return {
-        "locked": host.locked, "busy": host.status.state == "loading" or host.status.coming is not None,
+        "locked": host.locked, "busy": host.loading,
         "free": t("models.free", free=memory.gb(free), what=what),
         "local": [_entry(host, t, *entry) for entry in _local(host, t)],
         "published": [_published(host, fit, t) for fit in fits(kind, free)],

@@ -61,6 +61,8 @@ class _Desk:
 
     lock: threading.Lock = field(default_factory=threading.Lock)
     notice: str = ""
+    users: int = 0
+    """Requests that have it, or wait for it."""
 
 
 class Pages:
@@ -81,11 +83,15 @@ class Pages:
         if page is None:
             return self._json({"notice": self._t("session.unknown_page", name=name[:40]), "poll": 0})
         desk = self._desk(token, name)
-        with desk.lock:
-            notice = attempt(action, lambda: self._do(page, token, action, payload))
-            if notice or action not in PASSIVE:
-                desk.notice = sentence(notice, self._t)
-            return self._json({"notice": desk.notice, **page.view(token)})
+        try:
+            with desk.lock:
+                notice = attempt(action, lambda: self._do(page, token, action, payload))
+                if notice or action not in PASSIVE:
+                    desk.notice = sentence(notice, self._t)
+                return self._json({"notice": desk.notice, **page.view(token)})
+        finally:
+            with self._lock:
+                desk.users -= 1
 
     def close(self, token: str) -> None:
         """A tab was closed."""
@@ -115,8 +121,9 @@ class Pages:
     def _desk(self, token: str, name: str) -> _Desk:
         with self._lock:
             desk = self._desks.setdefault((name, token), _Desk())
+            desk.users += 1
             self._desks.move_to_end((name, token))
-            idle = [key for key, other in self._desks.items() if not other.lock.locked() and key != (name, token)]
+            idle = [key for key, other in self._desks.items() if not other.users]
             forgotten = idle[: max(0, len(self._desks) - MAX_DESKS)]
             for key in forgotten:
                 del self._desks[key]

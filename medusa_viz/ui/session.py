@@ -93,6 +93,8 @@ class ExplorerSession:
 
     def do_poll(self) -> None:
         """Show what is new. The page stands still meanwhile."""
+        if self.lines and not self.recorded:
+            self.watch.again(self.seat, self.prompt_ids, self.line)
         self.watch.rest(self.seat)
 
     def do_use(self, model: str = "", heads: str = "", dtype: str = "") -> None:

@@ -124,7 +124,7 @@ class TrainPage(Page):
                 folder = self._opened[token] = runs_root() / runs[0]["id"]
             shown = self._look(folder) if folder else None
             run = train_view.opened(shown, running, self._in_use(folder), self.t) if shown else None
-            wanted = {*self._opened.values(), *(runs_root() / one["id"] for one in runs), folder}
+            wanted = {*list(self._opened.values()), *(runs_root() / one["id"] for one in runs), folder}
             self._looks = {path: look for path, look in self._looks.items() if path in wanted}
             key = shown.log.key if shown else "none"
             figures = None if key == have else train_view.figures(shown.log if shown else RunLog(Path()), self.t)

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -127,9 +128,11 @@ class Runner:
 
 
 def _interrupt(child: subprocess.Popen | None) -> None:
-    """Stop a command as Ctrl-C does."""
+    """Stop a command as Ctrl-C does, by its leash: a signal would be lost on one that has not begun to listen."""
     if child is not None and child.poll() is None:
-        child.send_signal(signal.SIGINT)
+        with suppress(OSError, ValueError):  # it ended this moment
+            child.stdin.write(b"\n")
+            child.stdin.flush()
 
 
 def _end(child: subprocess.Popen | None) -> None:

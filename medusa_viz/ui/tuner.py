@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from concurrent.futures import CancelledError
 from dataclasses import replace
 from typing import Any
 
@@ -42,7 +43,8 @@ class TunerPage(Page):
         """A closed tab's job ends before its next part."""
         self._have.pop(token, None)
         self._rooms.pop(token, None)
-        desk = self._desks.pop(token, None)
+        with self._lock:
+            desk = self._desks.pop(token, None)
         if desk is not None and desk.task is not None:
             desk.task.cancel()
 
@@ -282,6 +284,8 @@ class TunerPage(Page):
         """One job at a time for all visitors: the model is kept from nobody for more than a part of one, and nothing
         is timed beside another."""
         with self._lock:
+            if self._desks.get(token) is not desk:  # the tab was closed meanwhile
+                raise CancelledError
             for other in (desk, *self._desks.values()):
                 if other.task is not None and other.task.state == RUNNING:
                     raise ActionError("tuner_busy" if other is desk else "tuner_taken",

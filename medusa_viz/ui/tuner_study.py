@@ -71,7 +71,8 @@ class Study:
 
     def close(self) -> None:
         """End the survey; the study is of no use any more."""
-        self._turn += 1
+        with self._calm:
+            self._turn += 1
 
     def _read(self, future: Any) -> None:
         """What lies stored came in; on the worker's thread."""
@@ -86,12 +87,17 @@ class Study:
         self.opened.set()
 
     def _restart(self) -> None:
+        with self._calm:
+            self._begin()
+
+    def _begin(self) -> None:
         self._turn += 1
         rates, known = () if self.known else self._config, self.known
         self.facts = specs.Facts(self.heads, rates, known.table if known else None, None,
                                  known.temperatures if known else (), self._choices)
-        self.survey = Survey(self.facts, known)
+        # Emptied before the survey is a new one: whoever sees that finds no figure of the old one beside it.
         self.options, self.published, self.scatter = {}, [], {}
+        self.survey = Survey(self.facts, known)
         self.surveying = bool(self.facts.rates)
         if self.surveying:
             threading.Thread(target=self._go, args=(self._turn, self.survey), name="survey", daemon=True).start()
@@ -103,17 +109,20 @@ class Study:
                 self._take(turn, name, self._finished(turn, survey.running((name,))))
             for name, job in (("published", recommend.publishing(survey)), ("scatter", recommend.scattering(survey))):
                 found = self._finished(turn, job)
-                if turn == self._turn:
-                    setattr(self, name, found)
+                with self._calm:
+                    if turn == self._turn:
+                        setattr(self, name, found)
             self._take(turn, SURVEYED[-1], self._finished(turn, survey.running(SURVEYED[-1:])))
         except Exception:
             log.exception("the survey of trees failed")
-        if turn == self._turn:
-            self.surveying = False
+        with self._calm:
+            if turn == self._turn:
+                self.surveying = False
 
     def _take(self, turn: int, name: str, options: list[Option] | None) -> None:
-        if options and turn == self._turn:
-            self.options = {**self.options, name: options}
+        with self._calm:
+            if options and turn == self._turn:
+                self.options = {**self.options, name: options}
 
     def _finished(self, turn: int, job: Job) -> Any:
         """The result of a job, part by part while nothing is timed; None once it is out of date."""

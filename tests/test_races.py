@@ -138,11 +138,11 @@ def test_heads_are_readable_at_every_moment_of_their_writing(tmp_path):
 
 
 def test_two_processes_do_not_train_in_one_folder(tmp_path):
-    with alone_in(tmp_path / "run"), pytest.raises(TrainingError, match="Another process trains in"):
-        with alone_in(tmp_path / "run"):
-            pass
+    refused = pytest.raises(TrainingError, match="Another process trains in")
+    with alone_in(tmp_path / "run"), refused, alone_in(tmp_path / "run"):
+        pytest.fail("two at once")
     with alone_in(tmp_path / "run"):
-        pass
+        pass  # once the first has ended
 
 
 def test_a_line_on_the_leash_stops_the_command_and_its_end_ends_it(monkeypatch):

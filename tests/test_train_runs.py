@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import time
 from types import SimpleNamespace
 
@@ -121,7 +120,8 @@ def test_a_plan_is_two_commands_that_go_on_with_what_is_there(cache):
 def test_a_run_is_ended_at_once_only_by_whoever_saw_it_stopping():
     """A double click, two visitors at once, and a page that still shows a run which is over."""
     told = []
-    child = SimpleNamespace(poll=lambda: None, send_signal=told.append, kill=lambda: told.append("kill"))
+    leash = SimpleNamespace(write=told.append, flush=lambda: None)
+    child = SimpleNamespace(poll=lambda: None, stdin=leash, kill=lambda: told.append("kill"))
     runner = train_runner.Runner()
     with pytest.raises(ActionError, match="train_not_running"):
         runner.stop("mine")
@@ -132,9 +132,9 @@ def test_a_run_is_ended_at_once_only_by_whoever_saw_it_stopping():
     runner.stop("mine", now=True)  # of a run of that name that was stopped and went on
     for _ in range(3):
         runner.stop("mine")
-    assert told == [signal.SIGINT] and runner.current.stopping
+    assert told == [b"\n"] and runner.current.stopping
     runner.stop("mine", now=True)
-    assert told == [signal.SIGINT, "kill"]
+    assert told == [b"\n", "kill"]
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "../up", "a/b", "-x", "<b>", "a b", "x" * 61, "a\0b", None])

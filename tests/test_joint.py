@@ -317,7 +317,8 @@ def test_two_processes_train_what_one_trains(tmp_path, monkeypatch):
     recipe.run(alone)
     launched = subprocess.run(
         [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines",
-         "1", "--mixed_precision", "no", "--dynamo_backend", "no",  # --cpu would start one process only
+         "1", "--main_process_port", "0",  # any that is free
+         "--mixed_precision", "no", "--dynamo_backend", "no",  # --cpu would start one process only
          str(tmp_path / "worker.py"), str(tmp_path / "two")],
         cwd=Path(__file__).parents[1], env=_environment(), capture_output=True, text=True, timeout=600)
     assert launched.returncode == 0, launched.stderr[-2000:]

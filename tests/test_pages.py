@@ -4,6 +4,7 @@ import json
 import threading
 
 import pytest
+from tiny_page import PATIENCE
 
 from medusa_viz.figures.texts import Texts
 from medusa_viz.ui import page as page_of_gradio
@@ -75,7 +76,7 @@ def test_one_visitor_comes_at_a_time_and_the_idle_make_room(pages, monkeypatch):
     def slow(token):
         inside.append(token)
         most.append(inside.count(token))
-        go.wait(10)
+        go.wait(PATIENCE)
         inside.remove(token)
 
     pages["counter"].do_slow = slow
@@ -85,7 +86,7 @@ def test_one_visitor_comes_at_a_time_and_the_idle_make_room(pages, monkeypatch):
     act(pages, "add", token="c")
     go.set()
     for call in calls:
-        call.join(10)
+        call.join(PATIENCE)
     assert max(most) == 1
     for token in "def":
         act(pages, "add", token=token)

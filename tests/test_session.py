@@ -4,7 +4,7 @@ import threading
 from types import SimpleNamespace
 
 import pytest
-from tiny_page import until
+from tiny_page import PATIENCE, until
 from tiny_session import committed, serving
 
 from medusa_viz.ui import lines
@@ -289,12 +289,12 @@ def test_a_plain_step_is_measured_every_eighth_step_once_the_page_stands_still(p
     page.of().watch._steps = 8
     until(lambda: page.of().watch._found.done(), "the comparison")
     begun, gate = threading.Event(), threading.Event()
-    model.worker.submit("one", lambda: begun.set() or gate.wait(20))
-    assert begun.wait(20)
+    model.worker.submit("one", lambda: begun.set() or gate.wait(PATIENCE))
+    assert begun.wait(PATIENCE)
     page.act("poll")
     model.worker.submit("other", lambda: None)
     gate.set()
-    page.of().watch._plain.result(20)
+    page.of().watch._plain.result(PATIENCE)
     assert not model.plain, "somebody else waited"
     page.act("check", on=False)
     page.of().watch._steps = 8

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tiny_page import token_file, until
+from tiny_page import PATIENCE, token_file, until
 from tiny_tuner import done, fact, first, part, saved, serving
 
 from medusa_viz import cli
@@ -51,13 +51,13 @@ class Held:
                 yield now
                 if enough(now):
                     self.there.set()
-                    self.go.wait(20)
+                    self.go.wait(PATIENCE)
 
         monkeypatch.setattr(tuner_work, name, waiting)
 
     def cancelled(self, page):
         """The view once the job was cancelled there."""
-        assert self.there.wait(60)
+        assert self.there.wait(PATIENCE)
         assert page.act("cancel")["notice"] == ""
         self.go.set()
         return first(page, lambda view: view["job"] is None)
@@ -190,9 +190,8 @@ def test_a_step_of_the_explorer_waits_for_one_part_of_anothers_job_at_most(page,
     monkeypatch.setattr(tuner_work, "measuring", lambda *_: (Progress(n, 0) for n in count()))
     assert page.act("measure", "two")["job"]["live"]
     page.explorer("start", prompt="abc")
-    for _ in range(5):
-        page.explorer("step")
-    assert len(waits) > 5 and max(waits) <= 1 and "two" in served[served.index("one") :]
+    until(lambda: page.explorer("step") and len(waits) > 5 and "two" in served[served.index("one") :], "turns of both")
+    assert max(waits) <= 1
     page.sessions.close("two")
 
 

@@ -7,11 +7,10 @@ import weakref
 from concurrent.futures import CancelledError
 
 import pytest
+from tiny_page import PATIENCE, until
 
 from medusa_viz.models import memory
 from medusa_viz.models.worker import Worker, WorkerClosed
-
-PATIENCE = 20  # seconds; only a hang takes them
 
 
 class Held:
@@ -165,10 +164,7 @@ def test_how_many_people_are_served_before(held):
     worker.cancel("a")
     assert [worker.ahead_of(owner) for owner in ("b", "c")] == [1, 2]  # nobody waits for a cancelled job
     held.go(*futures)
-    deadline = time.monotonic() + PATIENCE
-    while worker.ahead_of("a") and time.monotonic() < deadline:
-        time.sleep(0.001)
-    assert worker.ahead_of("a") == 0
+    until(lambda: worker.ahead_of("a") == 0, "the end of the last job")
 
 
 def test_close_finishes_the_running_job_and_cancels_the_rest():
@@ -176,10 +172,8 @@ def test_close_finishes_the_running_job_and_cancels_the_rest():
     waiting = [held.add("a"), held.add("b")]
     closer = threading.Thread(target=held.worker.close)
     closer.start()
-    deadline = time.monotonic() + PATIENCE
-    while not waiting[-1].cancelled() and time.monotonic() < deadline:
-        time.sleep(0.001)
-    assert all(future.cancelled() for future in waiting) and not held.first.done()
+    until(lambda: all(future.cancelled() for future in waiting), "the end of what waits")
+    assert not held.first.done()
     with pytest.raises(WorkerClosed):
         held.worker.submit("a", lambda: None)
     held.gate.set()
@@ -213,9 +207,6 @@ def test_nothing_of_a_finished_job_is_kept(fails):
     assert future.exception(PATIENCE) is None or fails
     worker.ahead_of("a")
     del cache, job, future
-    deadline = time.monotonic() + PATIENCE
-    while gone() is not None and time.monotonic() < deadline:
-        gc.collect()
-        time.sleep(0.001)
-    assert gone() is None  # field case A27: a closed session's memory returns without waiting for another job
+    # field case A27: a closed session's memory returns without waiting for another job
+    until(lambda: gc.collect() is not None and gone() is None, "the end of what the job held")
     worker.close()

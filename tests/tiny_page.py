@@ -17,7 +17,7 @@ from medusa_viz.models import checkpoints
 from medusa_viz.models.heads import MedusaHeads
 
 VOCAB, WIDTH = 260, 64
-PATIENCE = 90.0  # seconds that a real command may take on busy cores
+PATIENCE = 300.0  # seconds; on busy cores a real command may take minutes, and only a hang takes these
 
 
 def saved_model(folder: Path) -> Path:

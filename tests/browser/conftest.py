@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import subprocess
 import sys
-import threading
-import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TextIO
 from urllib.parse import urlparse
 
 import pytest
-from playwright.sync_api import Browser, Error, Page, sync_playwright
+from playwright.sync_api import Browser, Error, Page, expect, sync_playwright
+from ports import launched, started
 
+from medusa_viz.models.fetch import ensure_model
 from medusa_viz.ui import host as hosts
 from medusa_viz.ui import page as pages
-from tests.browser.explorer import Explorer
+from tests.browser.explorer import ARGUMENTS, Explorer
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-ARGUMENTS = ["--no-sandbox", "--disable-gpu"]
-START_SECONDS = 60
+expect.set_options(timeout=30_000)  # on busy cores a page answers late
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -38,30 +36,18 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, int | N
     if given := os.environ.get("MEDUSA_VIZ_URL"):
         yield given, None
         return
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    log = tmp_path_factory.mktemp("app") / "app.log"
-    with log.open("w") as out:
-        app = subprocess.Popen([sys.executable, "app.py", "--port", str(port)], cwd=REPOSITORY, stdout=out, stderr=out)
-    address = f"http://127.0.0.1:{port}"
-    try:
-        _wait_for(address, app, log)
-        yield address, app.pid
-    finally:
-        app.terminate()
-        app.wait(20)
+    root = tmp_path_factory.mktemp("app")
+    cache = root / "cache"  # of its own: what a person calibrated or timed here changes what the pages say
+    cache.mkdir()
+    model = ensure_model()
+    (cache / model.name).symlink_to(model)
 
+    def start(port: int, out: TextIO) -> subprocess.Popen:
+        return subprocess.Popen([sys.executable, "app.py", "--port", str(port)], cwd=REPOSITORY, stdout=out, stderr=out,
+                                env={**os.environ, "MEDUSA_VIZ_CACHE": str(cache)})
 
-def _wait_for(address: str, app: subprocess.Popen, log: Path) -> None:
-    deadline = time.monotonic() + START_SECONDS
-    while time.monotonic() < deadline and app.poll() is None:
-        try:
-            urllib.request.urlopen(address, timeout=2).close()
-            return
-        except OSError:
-            time.sleep(0.2)
-    pytest.fail(f"app.py did not open {address} within {START_SECONDS} s; its log ends: {log.read_text()[-2000:]}")
+    with started(start, root / "app.log") as app:
+        yield app
 
 
 @pytest.fixture(scope="session")
@@ -141,14 +127,7 @@ def watched(page: Page) -> list[str]:
 @pytest.fixture(scope="module")
 def served() -> Iterator[tuple[str, hosts.Sessions]]:
     """A page on the opening recording whose model never comes, and its sessions."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     sessions = hosts.Sessions({})
     demo = pages.build(sessions)
-    # The browser's event loop runs in this thread; the server is started from another.
-    starter = threading.Thread(target=pages.launch, args=(demo, "127.0.0.1", port), kwargs={"block": False})
-    starter.start()
-    starter.join()
-    yield f"http://127.0.0.1:{port}", sessions
+    yield launched(demo), sessions
     demo.close()

@@ -6,8 +6,8 @@ import re
 
 from playwright.sync_api import Locator, Page, expect
 
-READY_MS = 120_000
-STEP_MS = 30_000
+ARGUMENTS = ["--no-sandbox", "--disable-gpu"]  # of Chromium
+PATIENCE_MS = 300_000  # of what the server works at; only a hang takes them
 _ANY = re.compile(r"-?\d+")
 
 # Clicks the pixel where a figure drew a point of one of its axes, as a hand would.
@@ -24,11 +24,11 @@ class Explorer:
         self.tree = page.locator("#tree")
 
     def wait_drawn(self) -> Explorer:
-        expect(self.tree).to_have_attribute("data-step", _ANY, timeout=READY_MS)
+        expect(self.tree).to_have_attribute("data-step", _ANY, timeout=PATIENCE_MS)
         return self
 
     def wait_ready(self) -> Explorer:
-        expect(self.page.locator(".mv")).to_have_attribute("data-model", "ready", timeout=READY_MS)
+        expect(self.page.locator(".mv")).to_have_attribute("data-model", "ready", timeout=PATIENCE_MS)
         return self
 
     def at(self, selector: str) -> Locator:
@@ -38,10 +38,10 @@ class Explorer:
         return self.page.get_attribute(selector, f"data-{name}") or ""
 
     def wait(self, name: str, value: object, selector: str = "#tree") -> None:
-        expect(self.page.locator(selector)).to_have_attribute(f"data-{name}", str(value), timeout=STEP_MS)
+        expect(self.page.locator(selector)).to_have_attribute(f"data-{name}", str(value), timeout=PATIENCE_MS)
 
     def wait_change(self, name: str, old: str, selector: str = "#tree") -> str:
-        expect(self.page.locator(selector)).not_to_have_attribute(f"data-{name}", old, timeout=STEP_MS)
+        expect(self.page.locator(selector)).not_to_have_attribute(f"data-{name}", old, timeout=PATIENCE_MS)
         return self.data(name, selector)
 
     def settled(self) -> None:

@@ -19,8 +19,7 @@ from statistics import median
 
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from tests.browser.conftest import ARGUMENTS
-from tests.browser.explorer import Explorer
+from tests.browser.explorer import ARGUMENTS, Explorer
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SIZES = (4, 16, 63, 256)

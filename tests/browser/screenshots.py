@@ -8,8 +8,7 @@ from pathlib import Path
 
 from playwright.sync_api import Browser, sync_playwright
 
-from tests.browser.conftest import ARGUMENTS
-from tests.browser.explorer import Explorer
+from tests.browser.explorer import ARGUMENTS, Explorer
 
 FOLDER = Path(__file__).resolve().parents[2] / "assets" / "screenshots"
 PROMPT = "What are the benefits of regular exercise?"

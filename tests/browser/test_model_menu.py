@@ -5,22 +5,19 @@ from __future__ import annotations
 
 import json
 import re
-import socket
-import threading
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
+from ports import launched
 from tiny_page import saved_heads, saved_model, until
 
 from medusa_viz.models import memory
 from medusa_viz.ui import host as hosts
 from medusa_viz.ui import page as pages
 from tests.browser.conftest import watched
-from tests.browser.explorer import Explorer
-
-LOAD_MS = 60_000
+from tests.browser.explorer import PATIENCE_MS, Explorer
 
 
 @pytest.fixture(scope="module")
@@ -37,13 +34,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespac
             sessions = hosts.Sessions({"model": str(made.model), "heads": str(made.heads)}, locked=locked)
             sessions.load_in_background()
             demo = pages.build(sessions)
-            with socket.socket() as free:
-                free.bind(("127.0.0.1", 0))
-                port = free.getsockname()[1]
-            starter = threading.Thread(target=pages.launch, args=(demo, "127.0.0.1", port), kwargs={"block": False})
-            starter.start()
-            starter.join()
-            made.url[locked], made.open[locked] = f"http://127.0.0.1:{port}", sessions
+            made.url[locked], made.open[locked] = launched(demo), sessions
             demos.append((demo, sessions))
         yield made
         for demo, sessions in demos:
@@ -97,7 +88,7 @@ def test_a_model_is_switched_while_the_old_run_goes_on(visit, servers):
     expect(page.locator("#model-menu summary")).to_be_focused()
     phase = page.get_attribute(".mv", "data-phase")
     named(page, str(servers.other), str(servers.more))
-    expect(page.locator(".mv-status")).to_contain_text("<b>other · CPU", timeout=LOAD_MS)
+    expect(page.locator(".mv-status")).to_contain_text("<b>other · CPU", timeout=PATIENCE_MS)
     expect(page.locator(".mv-status")).to_contain_text("is ready: Start uses it")
     assert page.locator(".mv-header b:text-is('other')").count() == 0
     assert page.get_attribute(".mv", "data-phase") == phase
@@ -109,7 +100,7 @@ def test_a_model_is_switched_while_the_old_run_goes_on(visit, servers):
     opened(page)
     expect(page.locator(".mv-model-choice[aria-current]")).to_have_count(0)
     page.locator(".mv-model-choice", has_text="tiny with heads").click()
-    expect(page.locator(".mv-status")).to_contain_text("tiny · CPU", timeout=LOAD_MS)
+    expect(page.locator(".mv-status")).to_contain_text("tiny · CPU", timeout=PATIENCE_MS)
 
 
 def test_a_fault_is_one_sentence_and_letters_are_typed_into_the_boxes_alone(visit, servers):
@@ -122,7 +113,7 @@ def test_a_fault_is_one_sentence_and_letters_are_typed_into_the_boxes_alone(visi
     assert page.locator("#step-slider .mv-step-count").inner_text().startswith("step 1")
     expect(page.locator(".mv-pin button").first).to_have_attribute("aria-pressed", "false")
     page.click("#models-load")
-    expect(page.locator(".mv-status")).to_contain_text("/no p,.\\where is no folder here", timeout=LOAD_MS)
+    expect(page.locator(".mv-status")).to_contain_text("/no p,.\\where is no folder here", timeout=PATIENCE_MS)
     expect(page.locator(".mv-status")).to_contain_text("The running model stays in use.")
     explorer.step()
     expect(page.locator(".mv-status")).to_have_text("ready")
@@ -135,7 +126,7 @@ def test_heads_of_a_model_that_nobody_knows_wait_in_the_form(visit, servers):
     page = visit()
     expect(page.locator(".mv-banner")).to_be_visible()
     named(page, "", str(lone))
-    expect(page.locator(".mv-status")).to_contain_text("Name the model of these heads too", timeout=LOAD_MS)
+    expect(page.locator(".mv-status")).to_contain_text("Name the model of these heads too", timeout=PATIENCE_MS)
     assert page.locator(".mv-status").bounding_box()["width"] > 200, "a recording's banner makes room"
     page.locator("#models-heads").evaluate("(box) => { box.value = 'typed since'; }")
     opened(page)

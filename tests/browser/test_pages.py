@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import re
-import socket
-import threading
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from playwright.sync_api import Browser, Page, expect
+from ports import launched
 from tiny_page import saved_heads, saved_model, token_file
 
 from medusa_viz.training import shipped
 from medusa_viz.ui import host as hosts
 from medusa_viz.ui import page as pages
 from tests.browser.conftest import watched
-from tests.browser.explorer import Explorer
+from tests.browser.explorer import PATIENCE_MS, Explorer
 
-RUN_MS = 90_000
+RUN_MS = 6 * PATIENCE_MS  # beside anything else, runs of low priority crawl
 SETTINGS = {"passes": 1000, "batch": 4, "heads": 2, "layers": 1, "draft_vocabulary": 40}
 """Of a run that no machine ends before it is stopped."""
 
@@ -28,9 +27,6 @@ SETTINGS = {"passes": 1000, "batch": 4, "heads": 2, "layers": 1, "draft_vocabula
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace]:
     """A page in this process, on a tiny model, with a cache folder of its own."""
     root = tmp_path_factory.mktemp("train")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MEDUSA_VIZ_CACHE", str(root / "cache"))
         patch.setenv("OMP_NUM_THREADS", "1")
@@ -40,10 +36,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace
         sessions = hosts.Sessions({"model": str(saved_model(root / "tiny")), "heads": str(saved_heads(root / "heads"))})
         sessions.load_in_background()
         demo = pages.build(sessions)
-        starter = threading.Thread(target=pages.launch, args=(demo, "127.0.0.1", port), kwargs={"block": False})
-        starter.start()
-        starter.join()
-        yield SimpleNamespace(url=f"http://127.0.0.1:{port}", sessions=sessions, root=root)
+        yield SimpleNamespace(url=launched(demo), sessions=sessions, root=root)
         demo.close()
         sessions.shutdown()
 
@@ -202,7 +195,7 @@ def test_a_sentence_that_is_cut_can_be_read_whole(visit):
     page.fill("#models-model", "/nowhere/<b>at all")
     page.locator("#models-load").tap()
     status, whole = page.locator(".mv-status"), page.locator(".mv-whole")
-    expect(status).to_contain_text("/nowhere/<b>at all", timeout=RUN_MS)
+    expect(status).to_contain_text("/nowhere/<b>at all", timeout=PATIENCE_MS)
     sentence = status.inner_text()
     expect(status).to_have_attribute("title", sentence)
     status.tap()

@@ -21,18 +21,20 @@ def selected(explorer, row: int) -> None:
     expect(explorer.at(f"#cache i[data-row='{row}']")).to_have_attribute("data-selected", "")
 
 
+def press(explorer, pixel: tuple[float, float], row: int) -> None:
+    """Click a figure where it shows a row; Plotly loses a press that comes before it heard of the move."""
+    explorer.page.mouse.move(*pixel)
+    expect(explorer.at(f"#cache i[data-row='{row}']")).to_have_attribute("data-hovered", "")
+    explorer.page.mouse.down()
+    explorer.page.mouse.up()
+
+
 def test_a_click_on_any_panel_selects_in_all(explorer):
-    mouse = explorer.page.mouse
-    mouse.move(*explorer.node_pixel(2))
-    explorer.page.wait_for_timeout(150)  # Plotly loses a press that follows a move at once
-    mouse.click(*explorer.node_pixel(2))
+    press(explorer, explorer.node_pixel(2), 2)
     selected(explorer, 2)
     assert explorer.shapes("tree") >= 2, "ring and halo"
     assert explorer.shapes("mask") == 2, "row and column"
-    explorer.page.wait_for_timeout(150)
-    mouse.move(*explorer.pixel("mask", 0, 5))
-    explorer.page.wait_for_timeout(150)
-    mouse.click(*explorer.pixel("mask", 0, 5))
+    press(explorer, explorer.pixel("mask", 0, 5), 5)
     selected(explorer, 5)
     explorer.page.click("#cache i[data-row='3']")
     selected(explorer, 3)

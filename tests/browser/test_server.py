@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-import time
 
 from playwright.sync_api import Browser, expect
+from tiny_page import PATIENCE, until
 
 from tests.browser.conftest import watched
 from tests.browser.explorer import Explorer
@@ -28,32 +28,23 @@ def test_tabs_end_sessions_make_room_and_wait_their_turn(served, browser: Browse
     explorer.act(lambda: page.click("#back"))
     expect(explorer.at("#model-status")).to_contain_text("yours was idle the longest")
 
-    act, asked = sessions.act, threading.Event()
+    act, go = sessions.act, threading.Event()
 
     def slow(token: str, action: str, payload: dict) -> str:
         if action == "back":
-            asked.wait(20)
+            go.wait(PATIENCE)
         return act(token, action, payload)
 
-    def waiting(token: str) -> int:
-        asked.set()
-        return 2
+    def back() -> None:
+        page.click("#back")
+        expect(explorer.at("#model-status")).to_have_text("2 people before you")
+        go.set()
 
     monkeypatch.setattr(sessions, "act", slow)
-    monkeypatch.setattr(sessions, "waiting", waiting)
-    page.evaluate("""() => {
-      const status = document.querySelector('#model-status');
-      window.said = [];
-      const heard = new MutationObserver(() => window.said.push(status.textContent));
-      heard.observe(status, {childList: true, subtree: true});
-    }""")
-    explorer.act(lambda: page.click("#back"))
-    assert "2 people before you" in page.evaluate("window.said")
+    monkeypatch.setattr(sessions, "waiting", lambda token: 2)
+    explorer.act(back)
 
     kept = len(sessions._sessions)
     page.close()
-    deadline = time.monotonic() + 20
-    while len(sessions._sessions) == kept and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert len(sessions._sessions) == kept - 1, "the closed tab's session is gone"
+    until(lambda: len(sessions._sessions) == kept - 1, "the end of the closed tab's session")
     assert not faults

@@ -5,9 +5,8 @@ import json
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser.explorer import Explorer
+from tests.browser.explorer import PATIENCE_MS, Explorer
 
-PATIENCE = 60_000
 ROWS = (1, 2, 4, 8, 16, 64, 256)
 SPREADS = [{"median": 10 + row / 4, "low": 9 + row / 4, "high": 11 + row / 3} for row in ROWS]
 NOTHING = {"median": 0.2, "low": 0.2, "high": 0.2}
@@ -27,7 +26,7 @@ def tuner(open_page):
         explorer = open_page(*size)
         page = explorer.page
         page.evaluate("location.hash = 'tuner'")
-        expect(page.locator(".mv-tuner[data-ready=true]")).to_be_visible(timeout=PATIENCE)
+        expect(page.locator(".mv-tuner[data-ready=true]")).to_be_visible(timeout=PATIENCE_MS)
         return page
 
     return open_
@@ -37,8 +36,8 @@ def act(page, do):
     """Do something that asks the server, and wait for its answer."""
     stamp = page.get_attribute(".mv-tuner", "data-stamp")
     do()
-    expect(page.locator(".mv-tuner")).not_to_have_attribute("data-stamp", stamp or "", timeout=PATIENCE)
-    expect(page.locator(".mv-tuner")).to_have_attribute("data-busy", "false", timeout=PATIENCE)
+    expect(page.locator(".mv-tuner")).not_to_have_attribute("data-stamp", stamp or "", timeout=PATIENCE_MS)
+    expect(page.locator(".mv-tuner")).to_have_attribute("data-busy", "false", timeout=PATIENCE_MS)
 
 
 def paste(page, text):
@@ -63,18 +62,19 @@ def test_a_recorded_curve_leads_to_a_tree_that_the_explorer_drafts(tuner):
     load_curve(page)
     expect(page.locator("#tuner-device")).to_have_value("loaded")
     assert page.locator("#tuner-device option:checked").inner_text() == "<b>Far away</b>, recorded on 2026-01-02"
-    expect(page.locator(".mv-advice[data-state=tree] h2")).to_contain_text("★", timeout=PATIENCE)
+    expect(page.locator(".mv-advice[data-state=tree] h2")).to_contain_text("★", timeout=PATIENCE_MS)
     for tab in ("speed", "steps", "reached", "scatter"):
         page.click(f"#tuner-tab-{tab}")
-        expect(page.locator(f"#tuner-{tab} .mv-curve-box")).not_to_have_attribute("data-points", "0", timeout=PATIENCE)
-        expect(page.locator(f"#tuner-{tab} .js-plotly-plot .main-svg").first).to_be_visible(timeout=PATIENCE)
+        curve = page.locator(f"#tuner-{tab} .mv-curve-box")
+        expect(curve).not_to_have_attribute("data-points", "0", timeout=PATIENCE_MS)
+        expect(page.locator(f"#tuner-{tab} .js-plotly-plot .main-svg").first).to_be_visible(timeout=PATIENCE_MS)
     assert page.evaluate("document.documentElement.scrollHeight <= innerHeight"), "one screen"
     act(page, lambda: page.click(".mv-batches [data-batch='32']"))
     expect(page.locator(".mv-batches [aria-pressed=true]")).to_have_attribute("data-batch", "32")
     paste(page, EXACT)
     page.click("#tuner-use")
     expect(page.locator(".mv")).to_have_attribute("data-page", "explorer")
-    expect(page.locator(".mv-readout")).to_contain_text("own tree of 4 nodes (2/1/1)", timeout=PATIENCE)
+    expect(page.locator(".mv-readout")).to_contain_text("own tree of 4 nodes (2/1/1)", timeout=PATIENCE_MS)
 
 
 def test_sequoia_takes_the_size_that_step_times_favour(tuner):
@@ -109,7 +109,7 @@ def test_a_dynamic_tree_is_rebuilt_at_each_step_of_the_explorer(tuner):
     page.click("#tuner-use")
     expect(page.locator(".mv")).to_have_attribute("data-page", "explorer")
     title, readout = page.locator(".mv-tree-panel h2"), page.locator(".mv-readout")
-    expect(title).to_have_text("Tree, rebuilt each step", timeout=PATIENCE)
+    expect(title).to_have_text("Tree, rebuilt each step", timeout=PATIENCE_MS)
     explorer = Explorer(page).start("Name three animals that live in the sea.")
     drawn = set()
     for _ in range(5):
@@ -174,10 +174,16 @@ def test_growth_is_played_node_by_node(tuner):
     page = tuner()
     act(page, lambda: page.select_option("#tuner-kind", "chain"))
     total = nodes(page)
+    page.locator("#tuner-tree").evaluate("""(tree) => {
+      window.grown = [];
+      const heard = new MutationObserver(() => window.grown.push(Number(tree.dataset.grown)));
+      heard.observe(tree, {attributes: true, attributeFilter: ['data-grown']});
+    }""")
     page.click("#tuner-play")
-    expect(page.locator("#tuner-tree")).to_have_attribute("data-grown", "0", timeout=PATIENCE)
-    expect(page.locator("#tuner-tree")).to_have_attribute("data-grown", str(total), timeout=PATIENCE)
-    expect(page.locator("#tuner-play")).to_have_attribute("aria-label", "Play", timeout=PATIENCE)
+    expect(page.locator("#tuner-play")).to_have_attribute("aria-label", "Pause")
+    expect(page.locator("#tuner-play")).to_have_attribute("aria-label", "Play", timeout=PATIENCE_MS)
+    expect(page.locator("#tuner-tree")).to_have_attribute("data-grown", str(total), timeout=PATIENCE_MS)
+    assert page.evaluate("window.grown") == list(range(total + 1))
 
 
 def test_export_and_import_round_trip_and_hostile_text_is_text(tuner):
@@ -202,16 +208,16 @@ def test_a_job_shows_its_progress_and_is_cancelled(tuner):
     page = tuner()
     act(page, lambda: page.click("#tuner-time"))
     expect(page.locator(".mv-job")).to_have_attribute("data-job", "time")
-    expect(page.locator(".mv-job-text")).to_contain_text("rows behind", timeout=PATIENCE)
+    expect(page.locator(".mv-job-text")).to_contain_text("rows behind", timeout=PATIENCE_MS)
     expect(page.locator("#tuner-calibrate")).to_be_disabled()
     act(page, lambda: page.click("#tuner-cancel"))
-    expect(page.locator(".mv-job")).to_have_attribute("data-job", "", timeout=PATIENCE)
+    expect(page.locator(".mv-job")).to_have_attribute("data-job", "", timeout=PATIENCE_MS)
     expect(page.locator("#tuner-time")).to_be_enabled()
 
 
 def test_on_a_phone_it_is_one_column_with_room_for_thumbs(tuner):
     page = tuner(390, 844)
-    expect(page.locator("#tuner-tree .js-plotly-plot .main-svg").first).to_be_visible(timeout=PATIENCE)
+    expect(page.locator("#tuner-tree .js-plotly-plot .main-svg").first).to_be_visible(timeout=PATIENCE_MS)
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     small = page.evaluate("""() => [...document.querySelectorAll('.mv-tuner :is(button, select)')]
       .filter((one) => one.offsetParent && one.getBoundingClientRect().height < 43.5)

@@ -54,7 +54,7 @@ export function createControls(app) {
 // Headline and Step say what the phase has revealed, no more.
 function tell({ view, phase, parts, t }) {
   const n = view.tree.nodes.length - 1;
-  const passed = view.tree.nodes.filter((node) => ['accepted', 'shorter', 'cut'].includes(node.verdict)).length;
+  const passed = view.tree.nodes.filter((node) => ['accepted', 'shorter', 'behind', 'cut'].includes(node.verdict)).length;
   const early = view.run.pending && phase < PATH_KNOWN && view.phases[1].ms !== null;
   const revealed = phase === 1 ? t('ui.headline_propose', { n }) : t('ui.headline_verify', { n: n + 1, passed });
   const text = early ? revealed : view.headline.text;

@@ -8,6 +8,8 @@ import { cellLines, nodeLines } from './tooltip.js';
 const PATH_KNOWN = 3;
 const LENS = 3;
 const CAUSAL_UP_TO = 65;
+const LABEL = { left: -16, right: 110, high: 12 }; // pixels round a marker within which its words lie
+const ONE_CLICK_MS = 300;
 
 // The later phases come as changes of the phase before; each trace is made whole again.
 export function unpacked(view) {
@@ -20,9 +22,11 @@ export function unpacked(view) {
 
 export function createTree(app) {
   const { parts, selection, options: { palette } } = app;
+  let answered = -Infinity;
   const plot = new Plot(parts.treePlot, {
     name: 'tree', palette: palette.dark,
     onClick: ({ customdata: target }) => {
+      answered = performance.now();
       if (Number.isInteger(target)) selection.select(target);
       else if (String(target).startsWith('fold:')) app.act('open', { path: selection.nodes.get(Number(target.slice(5))).path });
       parts.outline.focus({ preventScroll: true });
@@ -32,6 +36,12 @@ export function createTree(app) {
       selection.hover(Number.isInteger(target) ? target : null);
       app.tip.show(mouse, target === undefined ? [] : hoverLines(app, target));
     },
+  });
+  // Plotly reports clicks on markers alone; most people click the word beside one.
+  parts.treePlot.addEventListener('click', (event) => {
+    if (performance.now() - answered < ONE_CLICK_MS) return;
+    const row = rowBeside(plot, selection, event);
+    if (row !== null) selection.select(row);
   });
   const at = (node) => (node.x === null || node.x === undefined ? null : [node.x, node.y]);
   const marks = () => {
@@ -50,6 +60,21 @@ export function createTree(app) {
     },
     select: () => plot.mark(marks()),
   };
+}
+
+// The node whose marker or words lie under the mouse; null where none does.
+function rowBeside(plot, selection, { clientX, clientY }) {
+  const box = plot.host.getBoundingClientRect();
+  let found = null;
+  let nearest = LABEL.right;
+  for (const { row, x, y } of selection.nodes.values()) {
+    const place = x === null ? null : plot.pixel(x, y);
+    const right = place && clientX - box.left - place.left;
+    if (!place || right < LABEL.left || right > nearest || Math.abs(clientY - box.top - place.top) > LABEL.high) continue;
+    nearest = right;
+    found = row;
+  }
+  return found;
 }
 
 function hoverLines(app, target) {

@@ -51,6 +51,8 @@ def run(options: argparse.Namespace) -> int:
         top_s = [int(part) for part in options.top_s.split(",")]
     except ValueError:
         raise bench.BenchError(f"--top-s is {options.top_s!r}; it must read like 2,3.") from None
+    if not options.medusa2:
+        raise ValueError("--medusa2 is empty; it must be a preset, a folder of heads, or none.")
     direct = options.direct
     if tokens := _direct_tokens(options):  # before anything is loaded: both at once would take twice the memory
         direct, status = _train_direct(options, tokens)
@@ -79,7 +81,8 @@ def _direct_tokens(options: argparse.Namespace) -> int:
     try:
         tokens = int(options.direct)
     except ValueError:
-        if options.direct == "none" or Path(options.direct).exists() or hub.is_id(options.direct):
+        names_heads = options.direct and (Path(options.direct).exists() or hub.is_id(options.direct))
+        if options.direct == "none" or names_heads:
             return 0
         tokens = 0
     if tokens < 1:

@@ -11,7 +11,9 @@ import torch
 from tiny import VOCAB, backbone, plain_greedy, prompt, random_drafter
 
 from medusa_viz.cli import main
+from medusa_viz.models import beside
 from medusa_viz.models.heads import Drafter, MedusaHeads
+from medusa_viz.training import data as token_files
 from medusa_viz.training import own_text
 from medusa_viz.training.data import Replies
 from medusa_viz.tuning import accuracy, ranking
@@ -336,3 +338,19 @@ def test_replies_behind_equal_prompts_share_a_number():
     replies = random_replies((5, 5, 5, 5), (3, 3, 3, 2))
     replies.ids[5:8] = replies.ids[10:13]
     assert prompt_of(replies).tolist() == [0, 1, 1, 2]
+
+
+@pytest.mark.parametrize("place", range(0, 1000, 37))
+def test_a_table_with_a_damaged_byte_is_read_or_told_in_one_sentence(tmp_path, place):
+    """As a disk or a broken download leaves it: anywhere in the file."""
+    path = tmp_path / "ranks.npz"
+    np.savez_compressed(path, ranks=np.zeros((40, 2), np.uint8), lengths=np.array([40]), prompt=np.array([0]),
+                        about=np.array("{}"), accuracy=np.full((2, 10), 0.1))
+    data = bytearray(path.read_bytes())
+    data[place * len(data) // 1000] ^= 0xFF
+    path.write_bytes(bytes(data))
+    for read in (accuracy.load, beside.accuracies, lambda file: token_files.load([file])):
+        try:
+            read(path)
+        except ValueError as error:
+            assert str(error).endswith(".") and "\n" not in str(error)

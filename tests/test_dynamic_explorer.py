@@ -10,7 +10,7 @@ from tiny_session import ACCURACY, committed, serving
 
 from medusa_viz.decoding import decoder, records
 from medusa_viz.decoding.live import LiveRun
-from medusa_viz.decoding.settings import Acceptance, Limits, Walls
+from medusa_viz.decoding.settings import Acceptance, Limits, ServerLimits, Walls
 from medusa_viz.tuning.builders import sparse
 from medusa_viz.tuning.dynamic import dynamic
 from medusa_viz.tuning.specs import Facts, build
@@ -268,3 +268,22 @@ def test_the_page_tells_that_it_is_rebuilt(page):
     page.act("preset", name="paper")
     rows = {row["key"]: row for row in page.act("hello")["pin"]["rows"]}
     assert [any(char.isdigit() for char in rows["expected"][side]) for side in "ab"] == [False, True]
+
+
+@pytest.mark.parametrize(("action", "payload"), [
+    ("tree", {"dynamic": 20}), ("knob", {"top_s": [10, 10, 0, 0], "size": 20})])
+def test_no_step_verifies_more_than_the_limit(page, action, payload):
+    page.sessions.host.limits = ServerLimits(max_nodes=8)
+    page.act("knob", size=8)
+    page.act("start", prompt="abcdef")
+    assert not page.act(action, **payload)["run"]["can"]["step"], "it stays a drawing"
+    view = page.act("start", prompt="abcdef")
+    assert "over the limit of 8" in view["status"]["notice"]
+    assert page.of().entry.verified.shape.nodes <= 8
+
+
+def test_a_tree_is_of_one_kind(page):
+    page.act("start", prompt="abcdef")
+    for payload in ({}, {"dynamic": 6, "paths": [[0]]}):
+        assert page.act("tree", **payload)["status"]["notice"]
+    assert not page.of().knobs.dynamic

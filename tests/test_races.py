@@ -155,3 +155,18 @@ def test_a_line_on_the_leash_stops_the_command_and_its_end_ends_it(monkeypatch):
     monkeypatch.setattr(leash.time, "sleep", lambda seconds: waits.append(seconds))
     _watch(0)
     assert waits == ["SIGINT", "SIGINT", leash.PATIENCE, 1]
+
+
+def test_a_desk_of_a_tab_that_closed_meanwhile_is_given_back(page, monkeypatch):
+    pages = page.sessions.pages
+    tuner = pages["tuner"]
+    until(lambda: tuner._open("one")[0], "the desk")
+    seen = tuner.view
+
+    def closing(token):
+        pages.close(token)
+        return seen(token)
+
+    monkeypatch.setattr(tuner, "view", closing)
+    pages.act("one", "tuner", "poll", {})
+    assert not tuner._desks and not pages._desks

@@ -101,7 +101,7 @@ def test_a_plan_is_two_commands_that_go_on_with_what_is_there(cache):
     assert train[train.index("--draft-vocabulary") + 1] == "64" and str(plan.written) in train
     prompts = [json.loads(text) for text in plan.written.with_suffix(".prompts.jsonl").read_text().splitlines()]
     held_out = sum(one.get("split") == "held_out" for one in prompts)
-    assert held_out == len(prompts) // train_plan.HELD_OUT_EVERY > 0
+    assert held_out == -(-len(prompts) // train_plan.HELD_OUT_EVERY) > 0, "one in so many, the first among them"
     plan.written.touch()
     plan.folder.mkdir(parents=True)
     (plan.folder / "log.jsonl").touch()
@@ -120,7 +120,7 @@ def test_a_plan_is_two_commands_that_go_on_with_what_is_there(cache):
 def test_a_run_is_ended_at_once_only_by_whoever_saw_it_stopping():
     """A double click, two visitors at once, and a page that still shows a run which is over."""
     told = []
-    leash = SimpleNamespace(write=told.append, flush=lambda: None)
+    leash = SimpleNamespace(write=told.append)
     child = SimpleNamespace(poll=lambda: None, stdin=leash, kill=lambda: told.append("kill"))
     runner = train_runner.Runner()
     with pytest.raises(ActionError, match="train_not_running"):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,7 +25,9 @@ if TYPE_CHECKING:
 
 RANKS_NAME = "ranks.npz"
 FINGERPRINT_DIGITS = 16
-UNREADABLE = "The rank table {} beside the heads cannot be read; `calibrate` writes one."
+UNREADABLE = "The rank table {} cannot be read; `calibrate` writes one."
+NPZ_FAULTS = (OSError, ValueError, KeyError, EOFError, BadZipFile, zlib.error, NotImplementedError, RuntimeError)
+"""What numpy raises for an .npz that is missing, of another kind, cut short or damaged anywhere."""
 
 
 def heads_fingerprint(module: MedusaHeads) -> str:
@@ -83,7 +86,7 @@ def _belongs(path: Path, module: MedusaHeads, model: str, dtype: str) -> bool:
         return False
     try:
         about = dict(json.loads(str(_array(path, "about"))))
-    except (TypeError, json.JSONDecodeError) as error:
+    except (TypeError, ValueError) as error:
         raise ValueError(UNREADABLE.format(path)) from error
     return is_of(about, module, model, dtype)
 
@@ -97,5 +100,5 @@ def _array(path: Path, name: str) -> np.ndarray:
     try:
         with np.load(path, allow_pickle=False) as file:
             return file[name]
-    except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
+    except NPZ_FAULTS as error:
         raise ValueError(UNREADABLE.format(path)) from error

@@ -24,6 +24,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from medusa_viz.models.beside import NPZ_FAULTS
+
 TRAIN, HELD_OUT = 0, 1
 SELF_SYNTHESISED = "self-synthesised"
 
@@ -135,7 +137,7 @@ def _read(path: Path) -> Replies:
         ids, offsets = arrays["ids"].astype(np.int32), arrays["offsets"].astype(np.int64)
     except FileNotFoundError:
         raise DataError(f"{path} is no token file: it is not there; `distill` writes one.") from None
-    except (OSError, ValueError, KeyError, EOFError) as error:
+    except NPZ_FAULTS as error:
         raise DataError(f"{path} is no token file: it must be an .npz with `ids` and `offsets`.") from error
     n = len(offsets) - 1
     if n < 1 or offsets[0] != 0 or offsets[-1] != len(ids) or (np.diff(offsets) < 0).any():

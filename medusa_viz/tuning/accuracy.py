@@ -11,12 +11,12 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from zipfile import BadZipFile
 
 import numpy as np
 
 from medusa_viz.decoding.settings import MAX_RANKS
 from medusa_viz.decoding.tree import TreeShape
+from medusa_viz.models import beside
 from medusa_viz.tuning.builders import sparse
 from medusa_viz.tuning.replay import RankTable, scorable, steps_per_reply, subset
 
@@ -181,7 +181,7 @@ def load(path: Path) -> Calibration:
         about = json.loads(str(arrays.get("about", "{}")))
     except FileNotFoundError:
         raise ValueError(f"{path} is not there; `calibrate` writes a rank table.") from None
-    except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
+    except beside.NPZ_FAULTS as error:
         raise ValueError(f"{path} is no rank table of `calibrate`; that command writes one.") from error
     replies, sure = len(table.lengths), arrays.get("p")
     fold = arrays.get("fold", prompts % 2 == 1)

@@ -92,6 +92,9 @@ class Pages:
         finally:
             with self._lock:
                 desk.users -= 1
+                closed = self._desks.get((name, token)) is not desk
+            if closed:  # while this ran, which may have begun things anew
+                page.close(token)
 
     def close(self, token: str) -> None:
         """A tab was closed."""

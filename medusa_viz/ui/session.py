@@ -174,6 +174,8 @@ class ExplorerSession:
 
     def do_tree(self, paths: list | None = None, dynamic: int | None = None) -> None:
         """Draft an explicit tree until its knobs are moved, or one of up to `dynamic` nodes, rebuilt at each step."""
+        if (paths is None) == (dynamic is None):
+            raise ActionError("odd_payload", name="tree")
         if dynamic is None:
             knobs, self.notice = self.knobs.with_tree(paths, self._table())
         else:
@@ -262,11 +264,8 @@ class ExplorerSession:
         return self._verified(drawn)
 
     def _verified(self, entry: Entry) -> Entry:
-        shape = entry.step.shape
-        if shape.nodes > self.max_nodes:
-            raise ActionError("over_limit", nodes=f"{shape.nodes:,}", limit=f"{self.max_nodes:,}")
         position = entry.position or self._position(entry)
-        return self._look(position, entry.step.index, entry.step.branch, entry.knobs, shape)
+        return self._look(position, entry.step.index, entry.step.branch, entry.knobs, entry.step.shape)
 
     def _judged(self, entry: Entry) -> Entry:
         """Apply the acceptance rule. Rejection draws from whole distributions, so it asks the model's side."""
@@ -321,6 +320,8 @@ class ExplorerSession:
         as its time; others may have been drawn before."""
         begun, room = perf_counter(), self._room(len(position.ids))
         tree = tree_of(knobs, self._table(), room, self._facts) if shape is None or knobs.dynamic else shape
+        if tree.nodes > self.max_nodes:
+            raise ActionError("over_limit", nodes=f"{tree.nodes:,}", limit=f"{self.max_nodes:,}")
         self.watch.give_way()
         entry = looked_at(index, branch, self.seat.look(position, tree, knobs.acceptance, room), knobs)
         self.wording.learn(self._engine().codec, position.ids, entry.step)

@@ -119,7 +119,7 @@ class Runner:
                     return 130
                 run.phase, run.since = phase, time.monotonic()
                 run.child = subprocess.Popen([sys.executable, "-m", "medusa_viz.ui.leash", *words],
-                                             stdin=subprocess.PIPE, stdout=output, stderr=errors,
+                                             stdin=subprocess.PIPE, bufsize=0, stdout=output, stderr=errors,
                                              start_new_session=True, env={**os.environ, "PYTHONPATH": path})
             try:
                 return run.child.wait()
@@ -132,7 +132,6 @@ def _interrupt(child: subprocess.Popen | None) -> None:
     if child is not None and child.poll() is None:
         with suppress(OSError, ValueError):  # it ended this moment
             child.stdin.write(b"\n")
-            child.stdin.flush()
 
 
 def _end(child: subprocess.Popen | None) -> None:

@@ -40,6 +40,8 @@ def decode_on_card(host) -> Sequence[Callable]:
                max_new_tokens: int = 256) -> dict:
         """Text and metrics of one reply, written on the card: what `python -m medusa_viz decode --json` writes."""
         try:
+            if not (isinstance(prompt, str) and isinstance(tree, str)):
+                raise ValueError("prompt and tree must be texts.")
             settings, limits = Acceptance(accept, temperature), Limits(max_new_tokens)
             cli.check_prompt(prompt)
             if tree:

@@ -274,6 +274,7 @@ def test_the_page_tells_that_it_is_rebuilt(page):
     ("tree", {"dynamic": 20}), ("knob", {"top_s": [10, 10, 0, 0], "size": 20})])
 def test_no_step_verifies_more_than_the_limit(page, action, payload):
     page.sessions.host.limits = ServerLimits(max_nodes=8)
+    page.act("hello")
     page.act("knob", size=8)
     page.act("start", prompt="abcdef")
     assert not page.act(action, **payload)["run"]["can"]["step"], "it stays a drawing"

@@ -38,6 +38,13 @@ def test_a_click_on_any_panel_selects_in_all(explorer):
     selected(explorer, 5)
     explorer.page.click("#cache i[data-row='3']")
     selected(explorer, 3)
+
+
+@pytest.mark.parametrize("below", [0, 11])
+def test_a_click_on_the_words_beside_a_marker_selects_its_node(explorer, below):
+    x, y = explorer.node_pixel(4)
+    explorer.page.mouse.click(x + 40, y + below)
+    selected(explorer, 4)
     explorer.page.click("#tab-heads")
     explorer.page.click("#heads-table [data-head='1'][data-rank='0']")
     selected(explorer, 1)

@@ -5,7 +5,9 @@ import runpy
 from types import SimpleNamespace
 
 import pytest
+from tiny_session import make_sessions
 
+from medusa_viz.decoding import records
 from medusa_viz.ui import page, prompt_box
 
 
@@ -33,3 +35,18 @@ def test_an_example_loses_where_its_steps_commit_less_than_they_cost(maker):
     assert [one.get("overhead") for one in found] == [None] * 6 + [1.5]
     slow = [maker.Measured(one.rate, one.kind, one.prompt, [200.0], [100.0]) for one in measured]
     assert [bool(one.get("loses")) for one in maker.chosen(slow)] == [False] * 2 + [False] + [True] * 4
+
+
+def test_the_opening_is_recorded_at_a_step_that_commits_enough(maker):
+    sessions, _ = make_sessions()
+    maker.recorded.__globals__["is_word"] = lambda text: True  # the tiny model writes none
+    session = records.from_json(maker.recorded(sessions, ["zyxw", "abcdef"]))  # of the second the heads know more
+    sessions.host.close()
+    steps = session.branches[0].steps
+    assert session.prompt == "abcdef" and len(steps) >= 4
+    assert len(steps[-1].verdict.committed) >= maker.OPENING_TOKENS
+
+
+@pytest.mark.parametrize(("text", "word"), [("␣and", True), ("Panc", True), ("⏎", False), ("␣(", False), ("1", False)])
+def test_signs_are_no_words(maker, text, word):
+    assert maker.is_word(text) is word

@@ -4,7 +4,7 @@ python assets/prompts/make_examples.py
 
 Writes examples.json (each prompt with its tokens per step: greedy, sparse:16, 64 tokens; `loses` where that is less
 than the overhead of such a step, measured by turns with plain ones) and ../sessions/opening.json (a real session that
-stands at a step which commits at least four tokens).
+stands at a step which commits at least four words).
 """
 
 from __future__ import annotations
@@ -19,11 +19,10 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1]))
 
 from medusa_viz.decoding import engine as engines  # noqa: E402
-from medusa_viz.decoding import records  # noqa: E402
 from medusa_viz.decoding.decoder import PLAIN, Tree, decode  # noqa: E402
 from medusa_viz.decoding.settings import Acceptance  # noqa: E402
 from medusa_viz.tuning.specs import Facts, build  # noqa: E402
-from medusa_viz.ui.host import Sessions  # noqa: E402
+from medusa_viz.ui.host import OPENING, Sessions  # noqa: E402
 
 TREE, TOKENS, PLAIN_TOKENS = "sparse:16", 64, 16
 SHOWN = 6  # the best prompt of different kinds, and the worst of all
@@ -66,7 +65,7 @@ def main() -> None:
     examples = chosen(measured)
     (HERE / "examples.json").write_text(json.dumps(examples, indent=1) + "\n")
     best = sorted(measured, key=lambda one: -one.rate)
-    record_opening([one.prompt for one in best if one.kind not in ("list", "coding")])  # words read best
+    record_opening([one.prompt for one in best])
 
 
 def chosen(measured: list[Measured]) -> list[dict]:
@@ -100,23 +99,29 @@ def record_opening(prompts: list[str]) -> None:
     sessions = Sessions({})
     sessions.host.load()
     try:
-        _record(sessions, prompts)
+        OPENING.write_text(recorded(sessions, prompts))
     finally:
         sessions.host.close()
 
 
-def _record(sessions: Sessions, prompts: list[str]) -> None:
+def recorded(sessions: Sessions, prompts: list[str]) -> str:
+    """The first session of these prompts that stands at a good step, as JSON."""
     for token, prompt in enumerate(prompts):
         sessions.act(str(token), "start", {"prompt": prompt})
         session = sessions.session(str(token))
         for index in range(OPENING_STEPS):
-            committed = len(session.entry.step.verdict.committed)
-            if index >= 3 and committed >= OPENING_TOKENS and not session.line.finished:
-                (HERE.parent / "sessions" / "opening.json").write_text(records.to_json(session.record()))
-                print(f"opening: {prompt!r}, step {index}, commits {committed} tokens")
-                return
+            committed = session.entry.step.verdict.committed
+            words = sum(is_word(session.model.engine.codec.token_text(token)) for token in committed)
+            if index >= 3 and words >= OPENING_TOKENS and words == len(committed) and not session.line.finished:
+                print(f"opening: {prompt!r}, step {index}, commits {words} words")
+                return sessions.record(str(token))
             sessions.act(str(token), "step", {})
-    raise SystemExit("no prompt led to a step that commits enough tokens")
+    raise SystemExit("no prompt led to a step that commits enough words")
+
+
+def is_word(text: str) -> bool:
+    """Line ends and signs say little to somebody who sees a tree for the first time."""
+    return any(char.isalpha() for char in text)
 
 
 if __name__ == "__main__":

@@ -100,12 +100,16 @@ export function createForm(page, started) {
       state.form = form;
       options(preset, [...form.presets.map((one) => [one.name, one.label]), ['', t('train.preset_own')]]);
       options(model, form.models.map((one) => [one.name, one.label]));
+      const before = data.value;
       const files = form.data.map((one) => [one.path, one.label]);
       const shipped = form.chosen ? [files.shift()] : [];
       options(data, [...shipped, ['', t('train.data_none')], ...files, [OTHER, t('train.data_path')]]);
       if (first) data.value = form.chosen;
       path.disabled = data.value !== OTHER;
-      if (!first) return;
+      if (!first) {
+        if (data.value !== before) fill(); // what was chosen is not there for this model
+        return;
+      }
       preset.value = form.presets[0].name;
       recipes.append(...form.recipes.map((recipe, index) => h('label', { title: recipe.help },
         h('input', { type: 'radio', name: 'train-recipe', value: recipe.name, checked: index === 0, onchange: () => choose(recipe.name) }), recipe.name)));

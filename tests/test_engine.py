@@ -159,7 +159,7 @@ def test_a_rank_table_is_of_its_heads_on_their_own_backbone(base, heads, module)
     (heads / RANKS_NAME).write_bytes((heads / RANKS_NAME).read_bytes()[:500])
     engine = load(model=base, heads=heads)
     assert engine.accuracy == [] and calibration.known_here(engine) is None
-    assert "beside the heads cannot be read" in engine.loaded.report.notices[-1]
+    assert f"The rank table {heads / RANKS_NAME} cannot be read" in engine.loaded.report.notices[-1]
 
 
 def test_accuracies_of_the_shipped_rank_tables_are_those_that_trees_are_built_by():

@@ -251,8 +251,9 @@ def test_the_most_nodes_of_a_step_are_a_setting(folders, limits, most):
         def act(action, **payload):
             return json.loads(sessions.act("one", action, payload))
 
-        act("start", prompt="abc")
-        view = act("knob", top_s=[10, 10, 10], size=most)
+        act("hello")
+        act("knob", top_s=[10, 10, 10], size=most)
+        view = act("start", prompt="abc")
         assert not view["run"]["verify_blocked"] and view["run"]["can"]["step"]
         view = act("knob", size=most + 1)
         assert f"{most + 1:,}" in view["run"]["verify_blocked"] and f"{most:,}" in view["run"]["verify_blocked"]

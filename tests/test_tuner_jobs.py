@@ -13,7 +13,7 @@ from tiny_tuner import done, fact, first, part, saved, serving
 from medusa_viz import cli
 from medusa_viz.decoding import engine as engines
 from medusa_viz.decoding.tree import dense, from_paths
-from medusa_viz.models import beside
+from medusa_viz.models import beside, checkpoints
 from medusa_viz.models.beside import RANKS_NAME
 from medusa_viz.training import own_text
 from medusa_viz.tuning import accuracy, calibration, extents, formats
@@ -297,3 +297,17 @@ def test_of_the_default_model_half_of_what_ships_is_read():
         lengths, training = np.diff(file["offsets"]), file["split"] == 0
         assert not file["temperature"].any() and 0 < training.sum() < len(training)
     assert own_text.training_part(path).ids.size == lengths[training].sum()
+
+
+def test_a_damaged_table_beside_the_heads_does_not_hide_the_users_own_and_is_noticed_once(page):
+    engine = page.host.model.engine
+    path = Path(engine.loaded.source) / RANKS_NAME
+    path.write_bytes(b"damaged")
+    try:
+        loaded = checkpoints.with_ranks(checkpoints.with_ranks(engine.loaded))
+        assert sum("cannot be read" in notice for notice in loaded.report.notices) == 1
+        done(page, "calibrate")
+        study = page.sessions.pages["tuner"]._desks["one"].study
+        assert page.host.model.engine.accuracy == accuracy.shares(study.known.table)
+    finally:
+        path.unlink()

@@ -54,10 +54,16 @@ def is_of(about: Mapping[str, object], module: MedusaHeads, model: str = "", dty
 
 def rank_table(source: str, module: MedusaHeads, model: str = "", dtype: str = "") -> Path | None:
     """The rank table that counts for heads: the one in their folder if it is theirs, else the user's own. Raises
-    ValueError for one in their folder that cannot be read."""
+    ValueError for one in their folder that cannot be read, where there is no other."""
     folder = Path(source)
     path = (folder if folder.is_dir() else folder.parent) / RANKS_NAME
-    return path if _belongs(path, module, model, dtype) else own_table(module, model, dtype)
+    own = own_table(module, model, dtype)
+    try:
+        return path if _belongs(path, module, model, dtype) else own
+    except ValueError:
+        if own is None:
+            raise
+        return own
 
 
 def own_table(module: MedusaHeads, model: str = "", dtype: str = "") -> Path | None:

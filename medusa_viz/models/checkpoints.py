@@ -198,13 +198,14 @@ def load(source: str | Path, hidden_size: int | None = None, vocab_size: int | N
 
 
 def with_ranks(loaded: LoadedHeads, model: str = "", dtype: str = "") -> LoadedHeads:
-    """The heads with the accuracies of the rank table beside them, if it is theirs, on a backbone of this name and
-    dtype where that is known. A table that cannot be read is noticed, and their config then counts."""
+    """The heads with the accuracies of the rank table that counts for them, on a backbone of this name and dtype where
+    that is known. A table that cannot be read is noticed, and their config then counts."""
     try:
         path = beside.rank_table(loaded.source, loaded.module, model, dtype)
         return replace(loaded, ranked=beside.accuracies(path)) if path else loaded
     except ValueError as error:
-        loaded.report.notices.append(str(error))
+        if str(error) not in loaded.report.notices:
+            loaded.report.notices.append(str(error))
         return loaded
 
 

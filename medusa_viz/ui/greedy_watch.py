@@ -67,8 +67,8 @@ class GreedyWatch:
             return Equality(None, "nothing")
         if self._found is None or self._found.cancelled() or not self._found.done():
             return Equality(None, "waiting")
-        if self._found.exception() is not None:  # the next step tries again; meanwhile there is nothing to wait for
-            return Equality(None, "off")
+        if self._found.exception() is not None:  # the next step tries again
+            return Equality(None, "failed")
         difference = self._found.result()
         if difference is None:
             return Equality(True, "equal")

@@ -259,7 +259,8 @@ class ExplorerSession:
         if self.model is None or self.recorded:
             self.notice = ("recording_only", {})
             return drawn
-        if estimate is None or estimate > SLOW_MS or shape.nodes > self.max_nodes:
+        nodes = knobs.walls.size if knobs.dynamic else shape.nodes
+        if estimate is None or estimate > SLOW_MS or nodes > self.max_nodes:
             return drawn
         return self._verified(drawn)
 

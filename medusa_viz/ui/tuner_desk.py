@@ -100,7 +100,7 @@ class Desk:
     format: str = "tree"
     imported: list[str] = field(default_factory=list)
     give: dict | None = None
-    """Sent once: an explicit tree for the Explorer, or a file."""
+    """Sent once: a tree for the Explorer, or a file."""
     mark: str = field(default_factory=lambda: secrets.token_hex(4))
     count: Iterator[int] = field(default_factory=count)
     parts: dict[str, tuple[tuple, str, Any]] = field(default_factory=dict)
@@ -174,9 +174,10 @@ class Desk:
         state = self.study.options, self.latency, self.place
         if self._state is None or any(a is not b for a, b in zip(self._state, state, strict=True)):
             self._state, self._made = state, {}
-        if (name, batch) not in self._made:
-            self._made[name, batch] = make()
-        return self._made[name, batch]
+        made = self._made  # `make` may come here too, and find a newer survey
+        if (name, batch) not in made:
+            made[name, batch] = make()
+        return made[name, batch]
 
     # ---- what was decoded for real ----------------------------------------------------------------------------
 

@@ -53,8 +53,8 @@ def reply_tokens(engine: Any, options: dict[str, str]) -> tuple[int, int]:
 
 
 def calibrating(model: Model) -> Job[Calibration]:
-    """Rank greedy replies under the heads, and keep the result for this user. Where it counts for the heads, whatever
-    starts on the model from then on builds its trees by it."""
+    """Rank greedy replies under the heads, and keep the result for this user. Where it counts for the heads, every
+    tree that is built on the model from then on goes by it, in runs under way too."""
     from medusa_viz.models import checkpoints
     from medusa_viz.training import own_text
     from medusa_viz.tuning import calibration

@@ -278,9 +278,12 @@ def test_no_step_verifies_more_than_the_limit(page, action, payload):
     page.act("knob", size=8)
     page.act("start", prompt="abcdef")
     assert not page.act(action, **payload)["run"]["can"]["step"], "it stays a drawing"
-    view = page.act("start", prompt="abcdef")
-    assert "over the limit of 8" in view["status"]["notice"]
+    assert "over the limit of 8" in page.act("step")["status"]["notice"]
     assert page.of().entry.verified.shape.nodes <= 8
+    view = page.act("start", prompt="abcdef")
+    assert "the tree was cut to its best 8" in view["status"]["notice"]
+    assert page.of().entry.verified.shape.nodes <= 8 and page.of().knobs.dynamic == (action == "tree")
+    assert view["run"]["can"]["step"]
 
 
 def test_a_tree_is_of_one_kind(page):

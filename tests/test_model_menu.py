@@ -252,6 +252,9 @@ def test_the_most_nodes_of_a_step_are_a_setting(folders, limits, most):
             return json.loads(sessions.act("one", action, payload))
 
         act("hello")
+        view = act("start", prompt="abc")
+        assert view["run"]["can"]["step"]
+        assert sessions.session("one").knobs.walls.size == min(16, most), "the first Start is no refusal"
         act("knob", top_s=[10, 10, 10], size=most)
         view = act("start", prompt="abc")
         assert not view["run"]["verify_blocked"] and view["run"]["can"]["step"]

@@ -60,6 +60,15 @@ class Knobs:
         """The knobs with the tree that these walls and this size give, the same at each step."""
         return replace(self, walls=walls, own=None, dynamic=False)
 
+    @property
+    def nodes(self) -> int:
+        """Most nodes of a tree that they ask for."""
+        return min(self.walls.size, sum(dense_nodes(self.walls.top_s))) if self.own is None else len(self.own)
+
+    def smaller(self, most: int) -> Knobs:
+        """The knobs with trees of up to so many nodes; an own tree gives way to the best one inside its walls."""
+        return replace(self, walls=replace(self.walls, size=min(self.walls.size, most)), own=None)
+
     def drafts_as(self, other: Knobs) -> bool:
         """Both ask for the same tree."""
         return (self.walls, self.own, self.dynamic) == (other.walls, other.own, other.dynamic)
@@ -119,18 +128,20 @@ class Knobs:
         return wanted, ""
 
 
-def started_on(knobs: Knobs, engine: Any, before: Any) -> tuple[Knobs, str]:
-    """The knobs for a run on an engine, and a note; `before` is the engine of the last one, None for the first. Another
-    backbone is begun with the tree that its makers draft with. Where they name none, the first run of all keeps the
-    knobs as they are, and a later one begins with the page's own walls."""
+def started_on(knobs: Knobs, engine: Any, before: Any, most: int) -> tuple[Knobs, tuple[str, dict] | str]:
+    """The knobs for a run on an engine that verifies up to `most` nodes, and a note; `before` is the engine of the last
+    one, None for the first. Another backbone is begun with the tree that its makers draft with. Where they name none,
+    the first run of all keeps the knobs as they are, and a later one begins with the page's own walls."""
     heads = engine.drafter.heads
-    if before is not None and before.backbone is engine.backbone:
-        return knobs.fitted(heads), ""
-    if engine.tree in ("", DEFAULT_TREE):
-        return (knobs.within(Walls()) if before is not None else knobs).fitted(heads), ""
-    accuracy = engine.accuracy or assumed_accuracy(heads)
-    built = build(engine.tree, Facts(heads, accuracy))
-    return knobs.with_tree(built.shape.paths[1:], accuracy)[0], " ".join(built.notes)
+    begun, note = knobs.fitted(heads), ""
+    if before is None or before.backbone is not engine.backbone:
+        if engine.tree not in ("", DEFAULT_TREE):
+            accuracy = engine.accuracy or assumed_accuracy(heads)
+            built = build(engine.tree, Facts(heads, accuracy))
+            begun, note = knobs.with_tree(built.shape.paths[1:], accuracy)[0], " ".join(built.notes)
+        elif before is not None:
+            begun = knobs.within(Walls()).fitted(heads)
+    return (begun, note) if begun.nodes <= most else (begun.smaller(most), ("start_cut", {"most": f"{most:,}"}))
 
 
 def tree_of(knobs: Knobs, accuracy: Sequence[Sequence[float]], room: int, facts: Callable[[], Facts]) -> Tree:

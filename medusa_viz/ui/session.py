@@ -105,12 +105,12 @@ class ExplorerSession:
     def do_start(self, prompt: str) -> None:
         """Prefill a prompt and show its first step."""
         seat = newest_seat(self.host.model, self.seat, self.token)
-        engine = seat.model.engine
+        engine, most = seat.model.engine, self.host.max_nodes(seat.model)
         ids = prompt_box.encoded(prompt, engine)
         self.watch.give_way()
         old = self.seat, self.prompt_ids, self.recorded, self.knobs, self.wording
         position = seat.open(ids, self.knobs.acceptance)
-        knobs, note = started_on(self.knobs, engine, self.seat and self.seat.model.engine)
+        knobs, note = started_on(self.knobs, engine, self.seat and self.seat.model.engine, most)
         self.seat, self.prompt_ids, self.recorded, self.knobs, self.wording = seat, list(ids), False, knobs, Wording()
         try:
             entry = self._look(position, 0, "A", self.knobs)

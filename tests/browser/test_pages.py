@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from playwright.sync_api import Browser, Page, expect
 from ports import launched
-from tiny_page import saved_heads, saved_model, token_file
+from tiny_page import saved_heads, saved_model, token_file, until
 
 from medusa_viz.training import shipped
 from medusa_viz.ui import host as hosts
@@ -164,6 +164,7 @@ def test_shipped_replies_are_chosen_at_first_and_one_click_trains_on_them(visit,
     expect(distil).to_have_value("0")
     expect(estimate).to_contain_text("3,570 reply tokens and 56 optimiser steps")
     page.click("#train-start")
+    until(lambda: plans, "the run")
     expect(page.locator(".mv-page-notice")).to_have_text("")
     plan, = plans
     assert (plan.distil, plan.data) == (0, (str(server.root / "cache" / "training" / "shipped.npz"),))

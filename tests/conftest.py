@@ -16,3 +16,13 @@ def model_folder():
     from medusa_viz.models.fetch import ensure_model
 
     return ensure_model()
+
+
+@pytest.fixture
+def one_precision(monkeypatch):
+    """Runs time which precision is the faster one; where two are compared they must not differ in it."""
+    import torch
+
+    from medusa_viz.training import recipe
+
+    monkeypatch.setattr(recipe, "fast_dtype", lambda device: (torch.bfloat16, "the test says so"))

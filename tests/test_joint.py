@@ -18,6 +18,7 @@ from medusa_viz.models import adapter, backbone, checkpoints, device
 from medusa_viz.models.beside import RANKS_NAME
 from medusa_viz.models.heads import MedusaHeads
 from medusa_viz.training import evaluate, hidden, joint, objectives, recipe
+from medusa_viz.training.heads_task import HeadsTask
 from medusa_viz.training.joint import JointTask
 from medusa_viz.training.run_folder import LOG_NAME, TrainingError
 from medusa_viz.training.settings import JointSettings, settings_for
@@ -25,6 +26,7 @@ from medusa_viz.tuning import accuracy
 from tests import tiny
 from tests.tiny_training import SETTINGS, VOCAB, WIDTH, job_in, random_replies, tiny_backbone
 
+pytestmark = pytest.mark.usefixtures("one_precision")
 JOINT = JointSettings(layers=1, distill=0.5, batch=64, micro_batch=90, passes=2, heads_passes=2, warmup=2, lr=1e-2,
                       rank=2, alpha=4, log_every=1, checkpoint_every=2)
 
@@ -35,7 +37,9 @@ def joint_task(folder: Path, settings=JOINT, seed=0) -> JointTask:
     train = job.replies.select(job.replies.split == 0)
     labels, draft_ids, _ = recipe.prepare(job, train)
     material = recipe._material(job, train, labels, draft_ids, torch.float32)
-    return JointTask(job.backbone, train, material, job.settings, MedusaHeads(4, WIDTH, 1, draft_ids), torch.float32)
+    lora = adapter.Adapter(job.backbone.model, settings.rank, settings.alpha, job.backbone.name, settings.seed)
+    return JointTask(job.backbone, train, material, job.settings, MedusaHeads(4, WIDTH, 1, draft_ids), lora,
+                     torch.float32)
 
 
 def everything(task: JointTask) -> np.ndarray:
@@ -164,6 +168,37 @@ def test_a_joint_run_goes_on_from_the_adapter_of_given_heads(tmp_path):
         recipe.run(job_in(tmp_path / "other", settings=replace(still, rank=3), name="medusa2", init=given))
 
 
+def test_the_first_stage_trains_heads_for_the_adapter_that_they_bring(tmp_path, monkeypatch):
+    """What they read are states under it; what they are taught is still the backbone's own text."""
+    first = job_in(tmp_path, settings=replace(JOINT, heads_passes=0), name="medusa2")
+    recipe.run(first)
+    given, start, seen = checkpoints.load(first.out, WIDTH, VOCAB), HeadsTask.__init__, []
+
+    def watched(task, material, settings, module, lora):
+        seen.append(material)
+        start(task, material, settings, module, lora)
+
+    monkeypatch.setattr(HeadsTask, "__init__", watched)
+    monkeypatch.setattr(recipe, "fast_dtype", lambda device: (torch.float32, "as the test needs it"))
+    second = job_in(tmp_path / "more", settings=replace(JOINT, heads_passes=1), name="medusa2", init=given,
+                    stopped=lambda: (second.out / RANKS_NAME).is_file())  # before a pass of the second stage
+    with pytest.raises(TrainingError, match="--resume goes on"):
+        recipe.run(second)
+    train = second.replies.select(second.replies.split == 0)
+    merged, plain = tiny_backbone(), tiny_backbone()
+    merged.model = adapter.merge(merged.model, first.out)
+    under, bare = (hidden.hidden_states_now(one, train, torch.float32).astype(np.float32) for one in (merged, plain))
+    material, = seen
+    assert np.abs(material.hidden - under).max() < 1e-2 < np.abs(material.hidden - bare).max()
+    teacher = recipe.teach(bare.astype(np.float16), material.rows, recipe.TEACHER_WIDTH)
+    assert np.array_equal(material.teacher.ids, teacher.ids)
+    assert checkpoints.load(second.out, WIDTH, VOCAB).config.trained["stage"] == 1
+    old, new = (load_file(folder / adapter.ADAPTER_WEIGHTS) for folder in (first.out, second.out))
+    assert all(torch.equal(old[name], new[name]) for name in old)
+    assert all(torch.equal(a, b) for (_, a), (_, b) in zip(second.backbone.model.named_parameters(),
+                                                           plain.model.named_parameters(), strict=True))
+
+
 def test_an_adapter_of_another_model_is_refused_in_one_sentence(tmp_path):
     job = job_in(tmp_path, settings=replace(JOINT, heads_passes=0, passes=1), name="medusa2")
     recipe.run(job)
@@ -230,9 +265,9 @@ def test_the_second_stage_starts_from_the_heads_that_the_first_kept(tmp_path, mo
     monkeypatch.setattr(recipe, "_merit", lambda line: (True, -line["pass"]))
     start, seen = JointTask.__init__, []
 
-    def watched(task, backbone_, train, material, settings, module, dtype):
+    def watched(task, backbone_, train, material, settings, module, lora, dtype):
         seen.append((module.weight.detach().clone(), checkpoints.load(job.out, WIDTH, VOCAB)))
-        start(task, backbone_, train, material, settings, module, dtype)
+        start(task, backbone_, train, material, settings, module, lora, dtype)
 
     monkeypatch.setattr(JointTask, "__init__", watched)
     job = job_in(tmp_path, settings=JOINT, name="medusa2")

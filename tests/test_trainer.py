@@ -34,6 +34,8 @@ from tests.tiny_training import (
     trained,
 )
 
+pytestmark = pytest.mark.usefixtures("one_precision")
+
 
 def test_heads_learn_a_period_of_five_and_each_gets_a_gradient_on_step_one(tmp_path):
     material, lm_head = stub_material(np.tile(np.arange(10, 15), 40))

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from medusa_viz.models.adapter import Adapter
 from medusa_viz.models.heads import MedusaHeads
 from medusa_viz.training.data import Labels
 from medusa_viz.training.objectives import OutputRows, Targets, Terms, head_losses
@@ -48,13 +49,15 @@ class Material:
 
 
 class HeadsTask:
-    """Σ_k 0.8^k · L_k over positions (see `trainer.Task`)."""
+    """Σ_k 0.8^k · L_k over positions (see `trainer.Task`). `adapter` is the one that the hidden states were made
+    under."""
 
     lm_kind = None
 
-    def __init__(self, material: Material, settings: TrainSettings, module: MedusaHeads) -> None:
+    def __init__(self, material: Material, settings: TrainSettings, module: MedusaHeads,
+                 adapter: Adapter | None = None) -> None:
         material.labels.check()
-        self.material, self.settings, self.module = material, settings, module
+        self.material, self.settings, self.module, self.adapter = material, settings, module, adapter
         self.units, self.units_per_step = len(material.labels), settings.batch
         self.fingerprint, self.precision = material.fingerprint, material.precision
 

@@ -30,15 +30,14 @@ from medusa_viz.training.settings import JointSettings
 
 
 class JointTask:
-    """L_LM + λ0 · Σ_k 0.8^k · L_k over whole replies (see `trainer.Task`). Attaches an adapter to the backbone."""
+    """L_LM + λ0 · Σ_k 0.8^k · L_k over whole replies (see `trainer.Task`); the adapter is attached to the backbone."""
 
     def __init__(self, backbone: Backbone, replies: Replies, material: Material, settings: JointSettings,
-                 module: MedusaHeads, dtype: torch.dtype) -> None:
+                 module: MedusaHeads, adapter: Adapter, dtype: torch.dtype) -> None:
         material.labels.check()
         self.backbone, self.replies, self.material = backbone, replies, material
-        self.settings, self.module, self.dtype = settings, module, dtype
+        self.settings, self.module, self.adapter, self.dtype = settings, module, adapter, dtype
         self.fingerprint, self.precision = material.fingerprint, material.precision
-        self.adapter = Adapter(backbone.model, settings.rank, settings.alpha, backbone.name, settings.seed)
         self.lm_kind = settings.lm_loss
         self._vocabulary = output_rows(backbone.lm_head, None, dtype)
         self._lm_places = replies.before_reply

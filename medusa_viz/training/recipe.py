@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from accelerate import PartialState
 from accelerate.utils import broadcast, broadcast_object_list
 
 from medusa_viz.models import checkpoints
-from medusa_viz.models.adapter import is_adapter
+from medusa_viz.models.adapter import Adapter
 from medusa_viz.models.backbone import Backbone
 from medusa_viz.models.beside import RANKS_NAME, heads_fingerprint
 from medusa_viz.models.heads import MedusaHeads
@@ -112,24 +113,38 @@ def _precision(job: Job, resume: bool) -> torch.dtype:
 
 def _run_joint(job: Job, train: Replies, material: Material, module: MedusaHeads, judge: Judge, dtype: torch.dtype,
                facts: dict, resume: bool) -> None:
-    """Stage 1 trains the heads alone, over stored hidden states; stage 2 the adapter and the heads."""
+    """Stage 1 trains the heads alone, over stored hidden states of the backbone as the run finds it: under the adapter
+    that the given heads bring, if any. Stage 2 trains the adapter and the heads."""
     settings, device, before = job.settings, job.backbone.device, 0
-    if settings.heads_passes:
-        alone = settings.first_stage
-        first = Trainer(HeadsTask(material, alone, module), alone, job.out, device)
-        before = first.total_steps
-        if not (resume and checkpoint_of(job.out, 2).is_file()):
-            _run_stage(job, first, judge, facts, resume)
-            _take_kept(job.out, first)
-            first.save_checkpoint()  # of the heads that the second stage starts from
-            judge.best = None  # the second stage is judged by itself: its backbone is another
-    task = JointTask(job.backbone, train, material, settings, module, dtype)
-    try:
-        if job.init and is_adapter(job.init.folder):
-            task.adapter.start_from(job.init.folder)
+    with ExitStack() as ends:
+        adapter = _attached(job, ends) if job.init and job.init.adapter else None
+        if settings.heads_passes:
+            alone, read = settings.first_stage, _under(job, train, material, dtype) if adapter else material
+            first = Trainer(HeadsTask(read, alone, module, adapter), alone, job.out, device)
+            before = first.total_steps
+            if not (resume and checkpoint_of(job.out, 2).is_file()):
+                _run_stage(job, first, judge, facts, resume)
+                _take_kept(job.out, first)
+                first.save_checkpoint()  # of the heads that the second stage starts from
+                judge.best = None  # the second stage is judged by itself: its backbone is another
+        task = JointTask(job.backbone, train, material, settings, module, adapter or _attached(job, ends), dtype)
         _run_stage(job, Trainer(task, settings, job.out, device, stage=2, before=before), judge, facts, resume)
-    finally:
-        task.adapter.detach()
+
+
+def _attached(job: Job, ends: ExitStack) -> Adapter:
+    """A run's adapter on its backbone, as the given heads bring it or new, until `ends` closes."""
+    settings = job.settings
+    adapter = Adapter(job.backbone.model, settings.rank, settings.alpha, job.backbone.name, settings.seed)
+    ends.callback(adapter.detach)
+    if job.init and job.init.adapter:
+        adapter.start_from(job.init.adapter)
+    return adapter
+
+
+def _under(job: Job, train: Replies, material: Material, dtype: torch.dtype) -> Material:
+    """The same material, but for what the heads read: hidden states under the adapter that is attached."""
+    return dataclasses.replace(material, hidden=_hidden(job, train, dtype),
+                               fingerprint=f"{material.fingerprint}-{model_fingerprint(job.backbone.model)}")
 
 
 @torch.no_grad()
@@ -211,12 +226,12 @@ class Judge:
         """What the log says about the heads as they are; kept in `scores` too."""
         if self._before is None:
             return {"held_out": {}}
-        joint = isinstance(task, JointTask)
-        states = hidden_states_now(self.backbone, self.replies, torch.float32) if joint else self._before
+        moved = task.adapter is not None
+        states = hidden_states_now(self.backbone, self.replies, torch.float32) if moved else self._before
         self.table = evaluate.rank_table(task.module, self.rows, states, self.replies)
         self.scores = evaluate.evaluate(self.table, self.replies)
         line: dict = {"held_out": {name: dataclasses.asdict(score) for name, score in self.scores.items()}}
-        if joint:
+        if moved:
             whole = output_rows(self.backbone.lm_head, None, torch.float32)
             if self._perplexity is None:
                 self._perplexity = evaluate.perplexity(self._before, self.replies, whole)
@@ -233,7 +248,7 @@ class Judge:
             return
         table, prompts = subset(self.table, greedy), prompt_of(self.replies.select(greedy))
         about = {"replies": self.replies.name, "heads_fingerprint": heads_fingerprint(task.module)}
-        about |= {"own_text": False} if isinstance(task, JointTask) else {}
+        about |= {"own_text": False} if task.adapter else {}
         save(folder / RANKS_NAME, Calibration(table, prompts, prompts % 2 == 1, about=about), accuracy(table, prompts))
 
     def improves(self, line: dict) -> bool:
@@ -349,7 +364,7 @@ def _save(job: Job, trainer: Trainer, facts: dict, scores: dict[str, evaluate.Sc
         trained["tokens_per_step"] = {n: round(rate, 4) for n, rate in judged.tokens_per_step.items()}
     config = checkpoints.HeadsConfig(job.model, module.heads, module.layers, module.hidden_size,
                                      job.backbone.vocab_size, [[round(x, 5) for x in row] for row in table], trained)
-    if isinstance(trainer.task, JointTask):
+    if trainer.task.adapter:
         trainer.task.adapter.save(job.out)
     checkpoints.save(job.out, module, config)  # the weights last: who sees new ones finds what belongs to them
     (job.out / "README.md").write_text(card.model_card(config, scores, job.replies, log))

@@ -51,6 +51,11 @@ def test_a_page_that_comes_anew_hears_of_no_loss(page, action):
 def test_a_page_tells_its_room_even_to_a_session_that_was_lost(page):
     page.act("screen", "gone", tree=[900, 500], mask=[470, 266], fold=24)
     assert page.of("gone").screen.fold == 24
+    assert page.sessions.record("gone") == ""
+    view = page.act("knob", "gone", size=3)  # sent before the page could say that the run is gone
+    assert "connection broke" in view["status"]["notice"] and page.of("gone").knobs.walls.size != 3
+    page.act("knob", "gone", size=3)
+    assert page.of("gone").knobs.walls.size == 3 and page.of("gone").screen.fold == 24
 
 
 def test_only_nodes_of_the_shown_tree_are_kept_open(page):

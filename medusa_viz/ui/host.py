@@ -147,6 +147,8 @@ class _Visit:
     lock: threading.Lock = field(default_factory=threading.Lock)
     users: int = 0
     """Requests that have it, or wait for it."""
+    told: bool = False
+    """The page knows that this session is new to it."""
 
 
 class Sessions:
@@ -165,12 +167,15 @@ class Sessions:
         threading.Thread(target=self.host.load, name="load", daemon=True).start()
 
     def act(self, token: str, action: str, payload: dict) -> str:
-        """Do one action of one page; the view it leads to, as JSON. Never raises for what a person did. Where the
-        page is older than its session, what was asked was meant for a run that is gone, and the page is told so."""
-        with self._visit(token, keep=action != "poll") as (session, new):
-            if new and action not in BEGINS:
-                session.notice = ("dropped", {})
-                action, payload = (action, payload) if action in PASSIVE else ("hello", {})
+        """Do one action of one page; the view it leads to, as JSON. Never raises for what a person did. What was asked
+        of a run that is gone is not done to the new one: the page is told first."""
+        with self._visit(token, keep=action != "poll") as visit:
+            session = visit.session
+            if action in BEGINS:
+                visit.told = True
+            elif not visit.told:  # what the page does by itself, a person may not have seen the answer to
+                session.notice, visit.told = ("dropped", {}), action not in PASSIVE
+                action, payload = ("hello", {}) if visit.told else (action, payload)
             session.notice = attempt(action, lambda: session.act(action, payload)) or session.notice
             now = snapshot(session, session.news.of(self.host.told(token)), sentence(session.notice, self.texts))
             shown = view.packed(view.build(now, self.texts, session.opened))
@@ -204,8 +209,8 @@ class Sessions:
 
     def session(self, token: str) -> ExplorerSession:
         """A page's session."""
-        with self._visit(token) as (session, _):
-            return session
+        with self._visit(token, keep=False) as visit:
+            return visit.session
 
     def waiting(self, token: str) -> int:
         """How many people the model serves before this page's next job."""
@@ -214,13 +219,13 @@ class Sessions:
         return model.worker.ahead_of(token) if model is not None else 0
 
     def _told(self, token: str, tell: Callable[[ExplorerSession], str]) -> str:
-        with self._visit(token, keep=False) as (session, new):
-            return "" if new else tell(session)
+        with self._visit(token, keep=False) as visit:
+            return tell(visit.session) if visit.told else ""
 
     @contextmanager
-    def _visit(self, token: str, keep: bool = True) -> Iterator[tuple[ExplorerSession, bool]]:
-        """A page's session for one request at a time, and whether it was made now; one that is not to be kept lasts
-        for the request alone: the look of a page that was just closed must not bring its session back."""
+    def _visit(self, token: str, keep: bool) -> Iterator[_Visit]:
+        """A page's session for one request at a time; one that is made now and not to be kept lasts for the request
+        alone: the look of a page that was just closed must not bring its session back."""
         with self._lock:
             visit = self._sessions.get(token)
             new, gone = visit is None, None
@@ -237,7 +242,7 @@ class Sessions:
         del gone  # its memory, outside the lock of all
         try:
             with visit.lock:
-                yield visit.session, new
+                yield visit
         finally:
             with self._lock:
                 visit.users -= 1

@@ -136,6 +136,7 @@ def test_enter_starts_and_shift_enter_does_not(open_page):
 def test_composing_text_never_submits(open_page):
     explorer = open_page().wait_ready()
     explorer.at("#prompt textarea").fill("日本")
+    explorer.settled()
     stamp = explorer.data("stamp")
     explorer.page.evaluate("""document.querySelector('#prompt textarea').dispatchEvent(
         new KeyboardEvent('keydown', {key: 'Enter', isComposing: true, bubbles: true, cancelable: true}))""")

@@ -1,11 +1,12 @@
 """Fixtures that several test files share."""
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from medusa_viz.ui import session
 
-settings.register_profile("house", deadline=None)  # on shared cores a slow example is no failure
+# On shared cores a slow example is no failure.
+settings.register_profile("house", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("house")
 session.SLOW_MS = 20_000.0  # nor is a tiny tree, whose forward stalled there, one that people are asked about first
 

@@ -324,21 +324,3 @@ def test_devices_that_are_not_here_are_refused(name, dtype):
     with pytest.raises(DeviceError) as error:
         device.choose(name, dtype)
     assert str(error.value).endswith(".") and "\n" not in str(error.value)
-
-
-def test_gguf_is_refused_with_the_memory_it_would_take(tmp_path):
-    from gguf import GGUFWriter
-
-    file = tmp_path / "model.gguf"
-    writer = GGUFWriter(file, "llama")
-    writer.add_tensor("weight", np.zeros((5000, 10_000), np.float16))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    for source in (tmp_path, file):
-        with pytest.raises(BackboneError, match=r"model\.gguf is a GGUF file, which would take 0\.2 GB .* in fp32"):
-            backbones.load(source, device.choose("cpu"))
-    file.write_text("no such thing")
-    with pytest.raises(BackboneError, match="GGUF file"):
-        backbones.load(file, device.choose("cpu"))

@@ -67,7 +67,7 @@ def zero_gpu(tmp_path_factory):
                    "PYTHONPATH": str(REPOSITORY / "tests" / "zero_gpu"), "OMP_NUM_THREADS": "1"}
     options = ["--model", str(model), "--heads", str(heads)]
     with space(folder / "said", options, **environment) as (url, _):
-        client = Client(url, verbose=False)
+        client = Client(url, verbose=False, httpx_kwargs={"timeout": PATIENCE})
         element = next(each["id"] for each in client.config["components"] if each["type"] == "html")
 
         def act(action, **payload):

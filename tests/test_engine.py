@@ -169,12 +169,6 @@ def test_accuracies_of_the_shipped_rank_tables_are_those_that_trees_are_built_by
         assert loaded.accuracy == accuracy.shares(known.table), preset.name
 
 
-def test_a_gguf_file_is_refused_here_too(tmp_path):
-    (tmp_path / "model.gguf").write_text("GGUF")
-    with pytest.raises(ValueError, match="is a GGUF file"):
-        load(model=tmp_path / "model.gguf")
-
-
 @pytest.mark.parametrize(("model_name", "said"), [
     ("base", "holds no Medusa heads"), ("nowhere", "is no folder here"), ("vicuna", "python -m medusa_viz models")])
 def test_what_is_not_there_is_one_sentence(base, model_name, said):

@@ -266,7 +266,7 @@ def test_a_failing_conversion_is_one_sentence_and_leaves_nothing(cache, handed, 
 
 
 def test_a_report_that_raises_ends_the_download(tiny, tmp_path):
-    script = f"import time; print('Progress 1 of 2', flush=True); time.sleep(60); open({str(tmp_path / 'end')!r}, 'w')"
+    script = f"import time; print('Progress 1 of 2', flush=True); time.sleep(600); open({str(tmp_path / 'end')!r}, 'w')"
     with pytest.raises(InterruptedError):
         fetch._run_installer(tiny, [sys.executable, "-c", script], raise_interrupted)
     assert not (tmp_path / "end").exists(), "Popen's exit waits for the process: it was ended"

@@ -300,7 +300,7 @@ def test_a_view_is_built_quickly(name, limit_ms):
     snapshot = make_snapshot([make_step(SHAPES[name], 1)])
     times = []
     for _ in range(9):
-        begun = time.process_time()
+        begun = time.thread_time()
         view.build(snapshot, T)
-        times.append((time.process_time() - begun) * 1e3)
+        times.append((time.thread_time() - begun) * 1e3)
     assert min(times) < limit_ms

@@ -5,7 +5,7 @@ import threading
 from concurrent.futures import CancelledError, Future
 
 import pytest
-from tiny_page import VOCAB, WIDTH, saved_heads, until
+from tiny_page import PATIENCE, VOCAB, WIDTH, saved_heads, until
 from tiny_session import serving
 
 from medusa_viz.decoding.settings import ServerLimits
@@ -40,6 +40,7 @@ def test_a_report_that_comes_after_the_load_says_nothing(page, monkeypatch):
     report("hub", 1.0, "a bar that is drawn once more")
     assert not host.loading and host.status == ModelStatus("ready", title=host.model.title)
     host.use(heads="y")  # and another model can be chosen
+    until(lambda: not host.loading, "the other load")  # while it is patched
 
 
 def test_a_model_that_is_loaded_as_the_server_ends_is_closed(page):
@@ -82,13 +83,13 @@ def test_a_session_in_use_makes_no_room(page, monkeypatch):
 
     def held(*arguments):
         inside.set()
-        assert go_on.wait(60)
+        assert go_on.wait(PATIENCE)
         return build(*arguments)
 
     monkeypatch.setattr(hosts.view, "build", held)
     step = threading.Thread(target=page.act, args=("step", "busy"))
     step.start()
-    assert inside.wait(60)
+    assert inside.wait(PATIENCE)
     monkeypatch.setattr(hosts.view, "build", build)
     page.act("hello", "other")
     go_on.set()

@@ -133,6 +133,6 @@ def test_reweighing_is_quick(shape, limit_ms):
 
 
 def _timed(work):
-    begun = time.process_time()
+    begun = time.thread_time()
     work()
-    return (time.process_time() - begun) * 1e3
+    return (time.thread_time() - begun) * 1e3

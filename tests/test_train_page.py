@@ -6,6 +6,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -49,6 +51,21 @@ def page(tmp_path, model, monkeypatch):
     yield SimpleNamespace(act=act, start=start, sessions=sessions, data=data, root=tmp_path, model=model,
                           runner=sessions.pages["train"].runner)
     sessions.shutdown()
+
+
+@pytest.fixture
+def held(page, monkeypatch):
+    """No command of a run begins before this is set, however late the test gets to it."""
+    go, one = threading.Event(), page.runner._one
+
+    def waiting(run, phase, words):
+        run.phase = phase
+        go.wait(PATIENCE)
+        return one(run, phase, words)
+
+    monkeypatch.setattr(page.runner, "_one", waiting)
+    yield go
+    go.set()
 
 
 def state(page, token="one"):
@@ -99,11 +116,12 @@ def test_replies_that_ship_for_the_running_model_stand_first_and_start_with_one_
     assert page.act("hello")["form"] is None and "for visitors" in page.start("second", data=str(own))["notice"]
 
 
-def test_a_run_grows_finishes_and_its_heads_are_used(page):
+def test_a_run_grows_finishes_and_its_heads_are_used(page, held):
     view = page.start("first")
     assert not view["notice"] and view["run"]["state"] == "running" and view["busy"]
     assert "“first” is being trained already" in page.start("second", "two")["notice"]
     assert page.act("poll", "two")["run"]["name"] == "first", "another visitor sees it too"
+    held.set()
     until(lambda: state(page) == "finished", "the end")
     view = page.act("poll")
     run = view["run"]
@@ -149,9 +167,11 @@ def test_medusa2_shows_both_stages_and_loads_with_its_adapter(page):
     assert page.sessions.host.model.engine.backbone is not old.engine.backbone and not page.sessions.host.status.fault
 
 
-def test_the_model_writes_first_and_is_trained_on_that(page):
+def test_the_model_writes_first_and_is_trained_on_that(page, held):
     page.start("both", data="", distil=100)
+    until(lambda: page.runner.current.phase == "distil", "the command")
     assert page.act("poll")["run"]["progress"] == "Loading the model…"
+    held.set()
     until(lambda: state(page) != "running", "the end")
     view = page.act("poll")
     assert view["run"]["state"] == "finished", view["run"]["sentence"]
@@ -172,7 +192,8 @@ def test_stop_keeps_the_heads_and_resume_goes_on(page):
     steps = len(Path(page.root / "runs/long/log.jsonl").read_text().splitlines())
     assert not page.act("resume", run="long")["notice"]
     until(lambda: len(Path(page.root / "runs/long/log.jsonl").read_text().splitlines()) > steps, "further steps")
-    log = [json.loads(line) for line in Path(page.root / "runs/long/log.jsonl").read_text().splitlines()]
+    text, _, _ = Path(page.root / "runs/long/log.jsonl").read_text().rpartition("\n")  # the last may be half written
+    log = [json.loads(line) for line in text.splitlines()]
     numbers = [line["step"] for line in log if "total" in line]
     assert numbers == list(range(1, len(numbers) + 1)), "no step twice, none left out"
     child = page.runner.current.child
@@ -181,9 +202,10 @@ def test_stop_keeps_the_heads_and_resume_goes_on(page):
     assert state(page) == "stopped"
 
 
-def test_a_run_that_fails_says_its_one_sentence(page):
+def test_a_run_that_fails_says_its_one_sentence(page, held):
     page.start("gone", data=str(token_file(page.root / "<b>x.npz")))
     (page.root / "<b>x.npz").unlink()
+    held.set()
     until(lambda: state(page) == "broken", "the fault")
     run = page.act("poll")["run"]
     assert "<b>x.npz is no token file" in run["sentence"] and run["sentence"].endswith("writes one.")
@@ -254,6 +276,7 @@ def test_runs_and_heads_from_elsewhere(page):
     (page.root / "log").mkdir()
     (page.root / "log" / "log.jsonl").write_text('{"step": 1, "total": 2.0, "loss": [2.5], "weights": [0.8]}\n')
     (page.root / "log" / "progress.json").write_text('{"phase": "train", "done": 1, "total": 4, "seconds": 1}')
+    os.utime(page.root / "log" / "progress.json", (time.time() + 600,) * 2)  # fresh, however long this takes
     view = page.act("open_path", path=str(page.root / "log"))
     assert view["run"]["state"] == "elsewhere" and view["run"]["progress"].startswith("Training: step 1 of 4")
     assert view["poll"] == 1000 and view["run"]["total"] == "Step 1: total 2.000 = 0.8·2.500"

@@ -11,7 +11,7 @@ from statistics import median
 from medusa_viz.decoding.decoder import PLAIN, decode
 from medusa_viz.decoding.settings import Acceptance
 from medusa_viz.models import backbone as backbones
-from medusa_viz.models import checkpoints, device, placing, sources
+from medusa_viz.models import checkpoints, device, gguf_files, placing, sources
 from medusa_viz.models.backbone import Backbone
 from medusa_viz.models.heads import Drafter, HeadsError
 from medusa_viz.models.presets import DEFAULT_PRESET
@@ -75,7 +75,8 @@ def load(options: EngineOptions, report: Report = silent) -> Engine:
     source, loaded = find(options, placement, report)
     sources.fetch_weights(source, report)
     title = loaded.titled(source.title)
-    report("load", None, title)
+    unpacked = gguf_files.file_of(source.folder)
+    report("unpack" if unpacked else "load", None, loaded.report.notices[0] if unpacked else title)
     backbone = backbones.load(source.folder, placement, title, adapter=loaded.adapter, compiled=options.compile,
                               heads=sum(parameter.numel() for parameter in loaded.module.parameters()))
     if spilled := placing.spilled(backbone.model, placement):
@@ -97,6 +98,8 @@ def find(options: EngineOptions, placement: device.Placement, report: Report
             raise
         raise HeadsError(f"{options.model} holds no Medusa heads: name some with --heads (a folder, file or hub id)."
                          ) from error
+    if file := gguf_files.file_of(source.folder):
+        loaded.report.notices.insert(0, gguf_files.notice(file, sizes.footprint))
     known = {Path(name).name.lower() for name in (options.model, source.repository, source.title, loaded.source)}
     if loaded.base and Path(loaded.base).name.lower() not in known:
         loaded.report.notices.append(f"the heads were trained on {loaded.base}, and may draft worse on {source.title}")

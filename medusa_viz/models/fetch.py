@@ -260,17 +260,15 @@ def convert(preset: Preset, gguf: Path, out: Path, report: Report) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    from medusa_viz.models.gguf_files import as_ordinary
+
     source = {"gguf_file": gguf.name, "local_files_only": True}
     report("convert", 0.15, "Reading the tokenizer")
     tokenizer = AutoTokenizer.from_pretrained(gguf.parent, **source)
     if preset.individual_digits:
         _split_digits(tokenizer)
     report("convert", 0.35, "Dequantising the weights")
-    model = AutoModelForCausalLM.from_pretrained(gguf.parent, dtype=torch.float32, **source)
-    # Dequantised weights are ordinary ones; the quantizer and its config would make save and load refuse them.
-    model.hf_quantizer = None
-    if hasattr(model.config, "quantization_config"):
-        del model.config.quantization_config
+    model = as_ordinary(AutoModelForCausalLM.from_pretrained(gguf.parent, dtype=torch.float32, **source))
     tokenizer.model_max_length = model.config.max_position_embeddings
     report("convert", 0.9, "Checking and saving")
     _try_out(preset, tokenizer, model)

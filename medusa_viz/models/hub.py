@@ -70,7 +70,7 @@ def small_files(repository: str) -> Path:
     folder = fetch(repository, SMALL)
     if not (folder / "config.json").is_file():
         raise HubError(f"{repository} holds no config.json, so it is no model that transformers can load; where it "
-                       "holds GGUF files, name the original model instead.")
+                       "holds GGUF files, name the original model, or download one file and name that.")
     return folder
 
 

@@ -11,7 +11,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, PretrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
-from medusa_viz.models import memory
+from medusa_viz.models import gguf_files, memory
 from medusa_viz.models.device import Placement
 from medusa_viz.models.memory import BYTES, CACHED_TOKENS, QUANTISED, Footprint, gb
 
@@ -35,9 +35,9 @@ class Outline:
 
 def outline(folder: str | Path) -> Outline:
     """Sizes of the model in `folder`, of which only the config is read. Raises BackboneError."""
-    _refuse_gguf(Path(folder))
-    with _one_sentence(folder):
-        config = AutoConfig.from_pretrained(folder)
+    place, file = gguf_files.located(folder)
+    with _one_sentence(folder), _quiet():
+        config = AutoConfig.from_pretrained(place, **file)
         if config.is_encoder_decoder:
             raise BackboneError(f"{folder} is an encoder-decoder; Medusa needs a decoder-only language model.")
         with torch.device("meta"):
@@ -60,15 +60,20 @@ def load_model(folder: str | Path, placement: Placement, name: str, attention: s
     if placement.device.type != "cpu":  # where heads lie already
         needed = replace(needed, beside=needed.beside + heads)
     check_fit(needed, placement, name)
+    place, file = gguf_files.located(folder)
+    if file:
+        gguf_files.check(place / file["gguf_file"], needed, placement.quantised)
     arguments = {"dtype": placement.dtype, "attn_implementation": attention,
                  "device_map": device_map(needed, placement), "quantization_config": quantiser(placement)}
     with _one_sentence(folder), _quiet():
         model, info = AutoModelForCausalLM.from_pretrained(
-            folder, output_loading_info=True,
+            place, output_loading_info=True, **file,
             **{argument: value for argument, value in arguments.items() if value is not None})
     if missing := sorted(info["missing_keys"]):
         raise BackboneError(f"{name} lacks {len(missing)} of its weights, the first is {missing[0]}: its files are not "
                             "complete.")
+    if file:
+        gguf_files.as_ordinary(model)
     return model if arguments["device_map"] else model.to(placement.device)
 
 
@@ -128,22 +133,6 @@ def quantiser(placement: Placement) -> BitsAndBytesConfig | None:
         return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,
                                   bnb_4bit_compute_dtype=placement.dtype)
     return None
-
-
-def _refuse_gguf(source: Path) -> None:
-    """One sentence, before anything large is read, for a GGUF file or a folder that holds nothing else."""
-    in_folder = source.is_dir() and not (source / "config.json").exists()
-    files = sorted(source.glob("*.gguf")) if in_folder else [source] if source.suffix == ".gguf" else []
-    if not files or not files[0].is_file():
-        return
-    from gguf import GGUFReader
-
-    try:
-        size = f"{4 * sum(int(tensor.n_elements) for tensor in GGUFReader(files[0]).tensors) / 1e9:.1f} GB"
-    except (ValueError, IndexError, OSError):
-        size = "many times its size"
-    raise BackboneError(f"{files[0].name} is a GGUF file, which would take {size} of memory in fp32; name the folder "
-                        "or hub id of the original model instead.")
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from transformers import AutoTokenizer
 
 from medusa_viz.models import hub
 from medusa_viz.models.fetch import Report, ensure_model
+from medusa_viz.models.gguf_files import file_of, located
 from medusa_viz.models.presets import DEFAULT_TREE, PRESETS, heads_folder
 from medusa_viz.models.published import PUBLISHED
 from medusa_viz.models.tensors import TensorFile
@@ -61,7 +62,8 @@ def find(model: str, report: Report) -> Source:
     if not Path(model).exists():
         raise SourceError(f"{model} is no folder here, no hub id (owner/name) and none of the models that "
                           "`python -m medusa_viz models` lists.")
-    return Source(Path(model), title_of(model), model)
+    file = file_of(model)
+    return Source(Path(model), title_of(model), str(file.parent) if file else model)
 
 
 def fetch_weights(source: Source, report: Report) -> None:
@@ -88,7 +90,8 @@ def bare(model: str, report: Report) -> Source:
 def codec(source: Source) -> TextCodec:
     """A model's tokenizer, with the chat template that belongs to it."""
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source.folder)
+        place, file = located(source.folder)
+        tokenizer = AutoTokenizer.from_pretrained(place, **file)
     except (OSError, ValueError, KeyError) as error:
         raise SourceError(f"The tokenizer of {source.title} could not be loaded: "
                           f"{str(error).splitlines()[0]:.160}") from error
@@ -99,6 +102,8 @@ def codec(source: Source) -> TextCodec:
 
 def lm_head(folder: Path) -> Tensor:
     """The matrix [V, d] of a model's LM head, read from its files alone."""
+    if file_of(folder):
+        raise SourceError(f"The LM head of a GGUF file is not read by itself: name the original model of {folder}.")
     files = hub.shards_of(folder)
     if not files:
         name = next((name for name in hub.WHOLE if (folder / name).is_file()), hub.WHOLE[0])

@@ -44,7 +44,8 @@ class JointSettings(TrainSettings):
     passes: int = setting(1, "joint passes over the training text", 1, 1_000, 1)
     lr: float = setting(5e-4, "peak learning rate of the backbone's adapter; cosine to 0 after the warm-up", 1e-7, 1.0)
     heads_rate: float = setting(4.0, "the heads' learning rate over the backbone's", 1e-3, 1e3)
-    heads_passes: int = setting(1, "passes of the first stage, which trains heads alone; 0 = none", 0, 1_000, 1)
+    heads_passes: int = setting(1, "passes of the first stage, which trains heads alone, under the adapter of given "
+                                "heads if they bring one; 0 = none", 0, 1_000, 1)
     heads_lr: float = setting(1.5e-3, "peak learning rate of the first stage", 1e-7, 1.0)
     lambda0: float = setting(0.2, "weight λ0 of the heads' loss beside the backbone's own", 0.0, 100.0)
     lambda0_schedule: str = setting("constant", "constant, or sine: λ0 grows as sin(π/2 · share of the steps)",

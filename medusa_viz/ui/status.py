@@ -23,8 +23,9 @@ def status(snapshot: Snapshot, t: Texts) -> dict:
         text = model.detail or t("view.status.error")
     elif shown.state == "loading":
         text = t(f"view.status.{shown.phase or 'load'}")
-        # Only once something is under way does the detail say more than the phase: how much of it is done.
-        if shown.fraction and shown.detail:
+        # Only once something is under way does the detail say more than the phase: how much of it is done. Of a file
+        # that grows while it is unpacked, it says how large.
+        if shown.detail and (shown.fraction or shown.phase == "unpack"):
             text = f"{text} {shown.detail}"
         if model.coming:
             text = t("view.status.beside", what=text)

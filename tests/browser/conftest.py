@@ -18,10 +18,10 @@ from ports import launched, started
 from medusa_viz.models.fetch import ensure_model
 from medusa_viz.ui import host as hosts
 from medusa_viz.ui import page as pages
-from tests.browser.explorer import ARGUMENTS, Explorer
+from tests.browser.explorer import ANSWER_MS, ARGUMENTS, Explorer
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-expect.set_options(timeout=30_000)  # on busy cores a page answers late
+expect.set_options(timeout=ANSWER_MS)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -106,6 +106,7 @@ def open_page(ready: str, browser: Browser) -> Iterator[Callable[..., Explorer]]
 
 def watched(page: Page) -> list[str]:
     """Faults of a page as they come: exceptions, console errors, dialogs, requests to other hosts."""
+    page.set_default_timeout(ANSWER_MS)
     faults: list[str] = []
     page.on("pageerror", lambda error: faults.append(f"exception: {error}"))
     page.on("console", lambda message: faults.append(f"console: {message.text}") if message.type == "error" else None)

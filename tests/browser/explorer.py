@@ -8,6 +8,7 @@ from playwright.sync_api import Locator, Page, expect
 
 ARGUMENTS = ["--no-sandbox", "--disable-gpu"]  # of Chromium
 PATIENCE_MS = 300_000  # of what the server works at; only a hang takes them
+ANSWER_MS = 120_000  # of everything else: on busy cores a page answers late
 _ANY = re.compile(r"-?\d+")
 
 # Clicks the pixel where a figure drew a point of one of its axes, as a hand would.
@@ -17,6 +18,12 @@ _PIXEL = """([id, x, y]) => {
   return [box.left + xaxis._offset + xaxis.d2p(x), box.top + yaxis._offset + yaxis.d2p(y)];
 }"""
 
+# Resolves behind the page's own timer, after which it tells the server what room its figures have.
+_TOLD = """async () => {
+  for (let frame = 0; frame < 2; frame += 1) await new Promise(requestAnimationFrame);
+  await new Promise((resolve) => setTimeout(resolve, 300));
+}"""
+
 
 class Explorer:
     def __init__(self, page: Page) -> None:
@@ -24,7 +31,10 @@ class Explorer:
         self.tree = page.locator("#tree")
 
     def wait_drawn(self) -> Explorer:
+        """A view is drawn, and for the room that there is: no other comes by itself."""
         expect(self.tree).to_have_attribute("data-step", _ANY, timeout=PATIENCE_MS)
+        self.page.evaluate(_TOLD)
+        self.settled()
         return self
 
     def wait_ready(self) -> Explorer:
@@ -92,6 +102,18 @@ class Explorer:
         """A click that Plotly reports, without pixels."""
         plot = self.page.locator(f"#{figure} .js-plotly-plot")
         plot.evaluate("(plot, point) => plot.emit('plotly_click', {points: [point]})", point)
+
+    def listen(self) -> None:
+        """Keep what the status line says from now on, which passes after a while."""
+        self.page.evaluate("""() => {
+          const line = document.querySelector('#model-status');
+          window.said = [];
+          new MutationObserver(() => window.said.push(line.textContent)).observe(line, {childList: true});
+        }""")
+
+    def heard(self, words: str) -> None:
+        """The status line said that once."""
+        self.page.wait_for_function("(words) => window.said.some((line) => line.includes(words))", arg=words)
 
     def text(self) -> str:
         """The committed text as its chips spell it."""

@@ -75,7 +75,7 @@ def test_the_plain_causal_mask_is_crossed_out_and_says_why(explorer):
     explorer.set("tree-size", 96)
     expect(explorer.at("#causal")).to_be_disabled()
     assert "64 rows" in explorer.at("label:has(#causal)").get_attribute("title")
-    assert explorer.page.evaluate(crosses) == 0
+    explorer.page.wait_for_function(f"{crosses} === 0")
 
 
 def test_gains_are_sorted_and_select(explorer):
@@ -94,21 +94,22 @@ def test_session_text_and_command_can_be_taken_away(explorer, tmp_path: Path):
     page = explorer.page
     explorer.step()
     explorer.step()
+    explorer.listen()
     with page.expect_download() as download:
         page.click("#export summary")
         page.click("#save")
     download.value.save_as(tmp_path / "session.json")
     saved = json.loads((tmp_path / "session.json").read_text())
     assert saved["prompt"] == "Write a short story about a cat." and len(saved["branches"][0]["steps"]) == 3
-    expect(explorer.at("#model-status")).to_contain_text("Saved medusa-viz-")
+    explorer.heard("Saved medusa-viz-")
     page.click("#export summary")
     page.click("#copy-text")
-    expect(explorer.at("#model-status")).to_contain_text("Text copied")
+    explorer.heard("Text copied")
     copied = page.evaluate("navigator.clipboard.readText()")
     assert copied and copied.split()[-1] in explorer.text()
     page.click("#export summary")
     page.click("#copy-command")
-    expect(explorer.at("#model-status")).to_contain_text("Command copied")
+    explorer.heard("Command copied")
     assert page.evaluate("navigator.clipboard.readText()").startswith("python -m medusa_viz decode --prompt")
 
 
@@ -134,7 +135,7 @@ def test_the_projector_enlarges_the_page_and_folds_earlier(open_page):
     assert explorer.at(".mv-panel-head").first.bounding_box()["height"] == pytest.approx(1.55 * box["height"], abs=2)
     size = "[document.documentElement.scrollWidth, document.documentElement.scrollHeight]"
     assert explorer.page.evaluate(size) == [1920, 1080]
-    explorer.settled()
+    explorer.wait_drawn()
     explorer.page.mouse.move(*explorer.page.evaluate("""() => {
       const box = document.querySelectorAll('#tree .points path')[3].getBoundingClientRect();
       return [box.x + box.width / 2, box.y + box.height / 2];

@@ -82,6 +82,7 @@ def test_pages_are_opened_by_hand_key_address_and_history(visit):
     page.keyboard.press("1")
     page.locator("body").press("Space")
     assert page.get_attribute(".mv", "data-phase") == phase, "the Explorer's keys rest"
+    page.wait_for_selector(".mv-train[data-stamp]", state="attached")  # broken off, its loading would be a fault
     page.reload()
     is_open(page, "train")
     page.click(".mv-nav a[data-to=explorer]")
@@ -165,6 +166,7 @@ def test_shipped_replies_are_chosen_at_first_and_one_click_trains_on_them(visit,
     expect(estimate).to_contain_text("3,570 reply tokens and 56 optimiser steps")
     page.click("#train-start")
     until(lambda: plans, "the run")
+    expect(page.locator(".mv-train")).to_have_attribute("data-busy", "false")
     expect(page.locator(".mv-page-notice")).to_have_text("")
     plan, = plans
     assert (plan.distil, plan.data) == (0, (str(server.root / "cache" / "training" / "shipped.npz"),))
@@ -193,6 +195,7 @@ def test_other_folders_are_opened_and_a_fault_leaves_the_page_whole(visit, serve
 def test_a_sentence_that_is_cut_can_be_read_whole(visit):
     page = visit("", 390, 844, has_touch=True)
     page.locator("#model-menu summary").tap()
+    expect(page.locator(".mv-model-choice").first).to_be_visible()
     page.fill("#models-model", "/nowhere/<b>at all")
     page.locator("#models-load").tap()
     status, whole = page.locator(".mv-status"), page.locator(".mv-whole")

@@ -147,8 +147,7 @@ def test_choose_prune_add_undo_by_mouse_and_keys(tuner):
     act(page, lambda: page.click("#tree-undo"))
     assert nodes(page) == before
     act(page, lambda: page.click("#tree-edit"))
-    row = page.evaluate(FIRST_SLOT)
-    assert row
+    row = page.wait_for_function(FIRST_SLOT).json_value()  # the figure is drawn a frame later
     act(page, lambda: click_row(page, row))
     assert nodes(page) == before + 1
     act(page, lambda: page.click("#tree-edit"))
@@ -175,15 +174,19 @@ def test_growth_is_played_node_by_node(tuner):
     act(page, lambda: page.select_option("#tuner-kind", "chain"))
     total = nodes(page)
     page.locator("#tuner-tree").evaluate("""(tree) => {
-      window.grown = [];
-      const heard = new MutationObserver(() => window.grown.push(Number(tree.dataset.grown)));
-      heard.observe(tree, {attributes: true, attributeFilter: ['data-grown']});
+      const keep = (element, name) => {  // the value, and each that comes after it
+        const now = () => element.getAttribute(name), values = [now()];
+        const heard = new MutationObserver(() => { if (now() !== values.at(-1)) values.push(now()); });
+        heard.observe(element, {attributes: true, attributeFilter: [name]});
+        return values;
+      };
+      window.grown = keep(tree, 'data-grown');
+      window.labels = keep(document.querySelector('#tuner-play'), 'aria-label');
     }""")
     page.click("#tuner-play")
-    expect(page.locator("#tuner-play")).to_have_attribute("aria-label", "Pause")
-    expect(page.locator("#tuner-play")).to_have_attribute("aria-label", "Play", timeout=PATIENCE_MS)
-    expect(page.locator("#tuner-tree")).to_have_attribute("data-grown", str(total), timeout=PATIENCE_MS)
-    assert page.evaluate("window.grown") == list(range(total + 1))
+    page.wait_for_function("window.labels.length === 3", timeout=PATIENCE_MS)
+    assert page.evaluate("window.labels") == ["Play", "Pause", "Play"]
+    assert page.evaluate("window.grown.map(Number)") == [total, *range(total + 1)]
 
 
 def test_export_and_import_round_trip_and_hostile_text_is_text(tuner):

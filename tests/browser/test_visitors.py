@@ -51,7 +51,7 @@ def test_dark_follows_the_system_and_the_button(open_page):
     ink = "document.querySelector('#tree .js-plotly-plot').data.find((trace) => trace.name === 'nodes').marker.color[0]"
     explorer = open_page(color_scheme="dark").wait_ready().start("Hello")
     explorer.wait("theme", "dark", ".mv")
-    assert explorer.page.evaluate(ink) == "#F3F4F6"
+    explorer.page.wait_for_function(f"{ink} === '#F3F4F6'")
     expect(explorer.at(".mv")).to_have_css("background-color", "rgb(20, 24, 31)")
     explorer.page.click("#theme")
     explorer.wait("theme", "light", ".mv")

@@ -3,7 +3,6 @@
 import random
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 import transformers

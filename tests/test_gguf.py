@@ -132,7 +132,7 @@ def test_what_cannot_be_unpacked_is_one_sentence(tmp_path, file, made, monkeypat
     with pytest.raises(ValueError, match="holds no Medusa heads: name some with --heads"):
         engines.load(engines.EngineOptions(model=str(file), device="cpu"))
     written(made, tmp_path / "other.gguf")
-    with pytest.raises(gguf_files.GgufError, match="holds 2 GGUF files, other.gguf and others: name the one to run"):
+    with pytest.raises(gguf_files.GgufError, match=r"holds 2 GGUF files, other\.gguf and others: name the one to run"):
         placing.outline(tmp_path)
     file.write_text("no such thing")
     with pytest.raises(backbones.BackboneError) as error:

@@ -3,7 +3,6 @@
 import base64
 import io
 import re
-import time
 
 import numpy as np
 import plotly.graph_objects as go
@@ -293,14 +292,3 @@ def test_every_text_key_in_use_exists_and_every_key_is_used():
     known = {key for key in table()["en"] if key.startswith(("view.", "fig."))}
     assert not {key for key in used if key not in known}
     assert not {key for key in known - used if not any(key.startswith(prefix) for prefix in built_up)}
-
-
-@pytest.mark.parametrize("name, limit_ms", [("63", 15), ("256", 40)])
-def test_a_view_is_built_quickly(name, limit_ms):
-    snapshot = make_snapshot([make_step(SHAPES[name], 1)])
-    times = []
-    for _ in range(9):
-        begun = time.thread_time()
-        view.build(snapshot, T)
-        times.append((time.thread_time() - begun) * 1e3)
-    assert min(times) < limit_ms

@@ -1,6 +1,5 @@
 """Reweighing equals judging the full logits anew, at every mode, temperature and sub-tree."""
 
-import time
 from dataclasses import replace
 from itertools import pairwise
 
@@ -120,19 +119,3 @@ def test_a_tree_with_new_nodes_is_no_subtree():
     assert reweigh.subtree(replace(step, verification=None), dense([1])) is None
     same, rows = reweigh.subtree(step, dense([2, 2]))
     assert rows.tolist() == list(range(7)) and same.drafts == step.drafts
-
-
-@pytest.mark.parametrize("shape, limit_ms", [(dense([6, 4, 1]), 5), (dense([8, 8, 8, 8]), 40)],
-                         ids=["54 nodes", "4,680 nodes"])
-def test_reweighing_is_quick(shape, limit_ms):
-    step = make_step(shape, 0, vocab=40)
-    best = min(_timed(lambda: reweigh.judge(step, Acceptance("typical", 0.7))) for _ in range(5))
-    assert best < limit_ms
-    half = shape.trimmed(shape.height - 1)
-    assert min(_timed(lambda: reweigh.subtree(step, half)) for _ in range(5)) < limit_ms
-
-
-def _timed(work):
-    begun = time.thread_time()
-    work()
-    return (time.thread_time() - begun) * 1e3

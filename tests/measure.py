@@ -1,4 +1,4 @@
-"""How long building and replaying take: `python -m tests.measure_tuning`. Prints, asserts nothing."""
+"""How long building, replaying, reweighing and drawing take: `python -m tests.measure`. Prints, asserts nothing."""
 
 from __future__ import annotations
 
@@ -8,10 +8,16 @@ from time import perf_counter
 
 import numpy as np
 
+from medusa_viz.decoding.reweigh import judge, subtree
+from medusa_viz.decoding.settings import Acceptance
+from medusa_viz.decoding.tree import dense
+from medusa_viz.figures.texts import Texts
 from medusa_viz.tuning.accuracy import shares
 from medusa_viz.tuning.builders import sparse
 from medusa_viz.tuning.replay import RankTable, replay
 from medusa_viz.tuning.specs import BUILDERS, Facts, of_budget
+from medusa_viz.ui import view
+from tests.synthetic import ACCURACY, make_snapshot, make_step
 
 POSITIONS, REPLIES, HEADS, NODES = 20_000, 100, 4, 63
 ROUNDS = 9
@@ -41,6 +47,11 @@ def main() -> None:
     p = rng.dirichlet(np.ones(12), HEADS)[:, :10]
     trees = of_budget("dynamic", facts, NODES).tree
     print(f"dynamic, one step's tree of {NODES} nodes {timed(lambda: trees.of(-np.sort(-p)))}")
+    for shape in (sparse(ACCURACY, NODES), dense([8, 8, 8, 8])):
+        step = make_step(shape)
+        print(f"{shape.nodes:5,} nodes: judged anew {timed(lambda step=step: judge(step, Acceptance('typical', 0.7)))}"
+              f"   smaller {timed(lambda step=step, shape=shape: subtree(step, shape.trimmed(shape.height - 1)))}"
+              f"   view {timed(lambda step=step: view.build(make_snapshot([step]), Texts()))}")
 
 
 if __name__ == "__main__":

@@ -122,6 +122,6 @@ export class Link {
 
   close() {
     clearTimeout(this.poller);
-    this.queue.length = 0;
+    for (const job of this.queue.splice(0)) job.resolve(null);
   }
 }

@@ -67,10 +67,13 @@ function createChoices(app, done) {
     return [more, facts];
   }
 
+  let asked = 0;
   return {
     element,
     async look() {
+      const own = asked += 1;
       const menu = await session.models();
+      if (own !== asked) return menu.locked; // a newer answer comes, or came before this one
       says.textContent = t(menu.locked ? 'ui.models_locked' : menu.busy ? 'ui.models_busy' : 'ui.models_how');
       free.textContent = menu.free;
       local.replaceChildren(...menu.local.map((one) => entry(one, menu)));

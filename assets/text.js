@@ -40,9 +40,7 @@ export function createText(app) {
   return {
     draw(view) {
       const fresh = app.prompt !== view.text.prompt;
-      if (fresh && (app.prompt === undefined || app.prompt === prompt.value || view.text.prompt === prompt.value)) {
-        prompt.value = view.text.prompt;
-      }
+      if (fresh && prompt.value === (app.prompt ?? '')) prompt.value = view.text.prompt; // what was typed since stays
       app.prompt = view.text.prompt;
       parts.start.disabled = !view.run.can.start;
       examples.draw(view.text.beside.measured);

@@ -44,7 +44,10 @@ export function createForm(page, started) {
   });
   element.addEventListener('submit', async (event) => {
     event.preventDefault();
+    if (state.sent) return; // a double click starts one run
+    state.sent = true;
     const view = await page.act('start', payload());
+    state.sent = false;
     if (!view || view.notice) return;
     name.value = '';
     started();

@@ -74,6 +74,33 @@ def test_what_is_folded_can_be_opened_from_the_keyboard(explorer):
     assert explorer.at(".mv-outline [data-row]").count() > before
 
 
+def test_what_is_being_typed_stays_over_redraws(served, browser):
+    page = browser.new_context(viewport={"width": 1440, "height": 900}, reduced_motion="reduce").new_page()
+    faults = watched(page)
+    page.add_init_script("""(() => {
+      const real = window.fetch, held = new Promise((go) => { window.go = go; });
+      window.fetch = async (...asked) => {
+        if (String(asked[0].url ?? asked[0]).includes('component_server')) await held;
+        return real(...asked);
+      };
+    })()""")
+    page.goto(served[0])
+    page.fill("#prompt textarea", "typed at once")
+    page.evaluate("window.go()")
+    explorer = Explorer(page).wait_drawn()
+    expect(explorer.at("#prompt textarea")).to_have_value("typed at once")
+    box = explorer.at("#tree-size input[type=number]")
+    before = box.input_value()
+    box.fill("")
+    explorer.act(lambda: page.locator("#back").dispatch_event("click"))
+    expect(box).to_be_focused()
+    expect(box).to_have_value("")
+    box.blur()
+    expect(box).not_to_have_value("")
+    page.context.close()
+    assert before and not faults, faults
+
+
 def test_nothing_is_saved_of_a_run_that_is_gone(explorer, served):
     sessions = served[1]
     for token in list(sessions._sessions):

@@ -110,18 +110,13 @@ function knob(id, label, hint, changed) {
   };
   range.addEventListener('input', () => take(range, box));
   box.addEventListener('input', () => take(box, range));
-  let typing = false; // what stands in the box is no value yet
-  box.addEventListener('input', () => { typing = box.valueAsNumber !== own.value; });
-  for (const end of ['change', 'blur']) {
-    box.addEventListener(end, () => {
-      typing = false;
-      box.value = own.value;
-    });
-  }
+  box.addEventListener('change', () => { box.value = own.value; });
   own.set = (value) => {
+    const focused = document.activeElement === box;
+    const typing = focused && box.valueAsNumber !== own.value; // what stands in the box is no value yet
     own.value = value;
     range.value = value;
-    if (!typing && (document.activeElement !== box || box.valueAsNumber !== value)) box.value = value;
+    if (!typing && !(focused && box.valueAsNumber === value)) box.value = value;
     own.paint();
   };
   own.bound = ([low, high, step]) => {

@@ -57,13 +57,14 @@ def rank_table(source: str, module: MedusaHeads, model: str = "", dtype: str = "
     ValueError for one in their folder that cannot be read, where there is no other."""
     folder = Path(source)
     path = (folder if folder.is_dir() else folder.parent) / RANKS_NAME
-    own = own_table(module, model, dtype)
     try:
-        return path if _belongs(path, module, model, dtype) else own
+        if _belongs(path, module, model, dtype):
+            return path
     except ValueError:
-        if own is None:
+        if (own := own_table(module, model, dtype)) is None:
             raise
         return own
+    return own_table(module, model, dtype)
 
 
 def own_table(module: MedusaHeads, model: str = "", dtype: str = "") -> Path | None:
